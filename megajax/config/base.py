@@ -1,0 +1,24 @@
+"""How a component declares its configuration: a frozen dataclass, validated, documented, strict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+T = TypeVar("T")
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class ConfigError(ValueError):
+    """Bad input, said in one line that names the thing and the remedy; entry points exit with code 2."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def component(cls: type[T]) -> type[T]:
+    """Declare a configuration component: immutable, unknown keys refused, docstrings kept as help."""
+    settings = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True, strict=False)
+    decorate: Callable[..., Any] = dataclass(frozen=True, kw_only=True, config=settings)
+    return decorate(cls)

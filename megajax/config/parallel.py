@@ -1,0 +1,31 @@
+"""How many devices each mesh axis takes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from megajax.config.base import component
+
+
+@component
+class ParallelConfig:
+    """Sizes of the mesh axes, slowest to fastest: pipe, data, fsdp, expert, context, tensor."""
+
+    pipe: PositiveInt = 1
+    """Pipeline stages."""
+    data: PositiveInt | Literal["auto"] = "auto"
+    """Replicas of the model; auto = the devices that the other axes leave."""
+    fsdp: PositiveInt = 1
+    """Ways the batch and every weight are sharded, weights gathered layer by layer (ZeRO-3)."""
+    expert: PositiveInt = 1
+    """Ways the experts of a mixture are sharded."""
+    context: PositiveInt = 1
+    """Ways the sequence is sharded in attention."""
+    tensor: PositiveInt = 1
+    """Ways heads, MLP and vocabulary are sharded (Megatron tensor parallelism)."""
+    sequence_parallel: bool = True
+    """Shard the residual stream, norms and dropout along the sequence over tensor as well."""
+    simulate_devices: NonNegativeInt = 0
+    """Run on this many simulated CPU devices instead of the real ones; 0 = off."""

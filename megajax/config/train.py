@@ -1,0 +1,91 @@
+"""Length of the run, batch sizes, numbers and memory of the training step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from megajax.config.base import component
+
+
+@component
+class TrainConfig:
+    """How long, how many at a time, in which precision."""
+
+    steps: PositiveInt | None = None
+    """Length of the run in optimizer steps."""
+    samples: PositiveInt | None = None
+    """Length of the run in samples, instead of steps (needed with a batch-size ramp-up)."""
+    global_batch_size: PositiveInt = 8
+    """Samples per step, over all devices."""
+    micro_batch_size: int = 1
+    """Samples that one data-parallel replica (data x fsdp) pushes through the model at a time."""
+    rampup: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+    """Batch-size ramp-up (start, increment, samples), Megatron's --rampup-batch-size."""
+    seed: int = 1234
+    """Initial weights, sample order and dropout all follow from it."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Numbers of the forward and backward pass; weights at rest, gradients and optimizer stay fp32."""
+    remat: Literal["none", "selective", "full"] | tuple[str, ...] = "selective"
+    """What is recomputed in the backward pass: nothing, all but the named activations, all but block inputs; or the list of names to keep."""
+    attention: Literal["auto", "xla", "cudnn"] = "auto"
+    """Attention kernel; auto = cudnn on GPUs in bf16/fp16, xla elsewhere. A forced kernel that cannot run is an error."""
+
+
+@component
+class LossScaleConfig:
+    """Loss scaling for fp16 (Megatron's constants)."""
+
+    constant: PositiveFloat | None = None
+    """Fixed scale instead of a dynamic one."""
+    initial: PositiveFloat = 2.0**32
+    """First scale."""
+    minimum: PositiveFloat = 1.0
+    """Smallest scale."""
+    window: PositiveInt = 1000
+    """Clean steps before the scale doubles."""
+    hysteresis: PositiveInt = 2
+    """Overflows before the scale halves."""
+    max_skips_at_minimum: PositiveInt = 10
+    """Skipped steps in a row at the smallest scale after which the run stops with an error."""
+
+
+@component
+class CheckpointConfig:
+    """When to save and what to keep."""
+
+    every: PositiveInt | None = None
+    """Steps between checkpoints; unset = only at the end."""
+    keep_last: PositiveInt = 2
+    """Newest checkpoints kept."""
+    keep_every: PositiveInt | None = None
+    """Besides, keep every checkpoint whose step is a multiple of this."""
+    asynchronous: bool = True
+    """Write in the background while training goes on."""
+
+
+@component
+class EvalConfig:
+    """Loss on held-out text."""
+
+    every: PositiveInt | None = None
+    """Steps between evaluations; unset = only at the end."""
+    steps: int = 10
+    """Batches per evaluation; 0 = no evaluation."""
+
+
+@component
+class LogConfig:
+    """What is reported, and where."""
+
+    every: PositiveInt = 10
+    """Steps between log lines."""
+    tensorboard: bool = True
+    """Write TensorBoard events into OUTPUT_DIR/tensorboard."""
+    wandb_project: str | None = None
+    """Weights & Biases project; needs the wandb package."""
+    params_norm: bool = False
+    """Log the L2 norm of all parameters."""
+    peak_tflops: NonNegativeFloat | None = None
+    """Dense peak of one device for the MFU; unset = the table of known GPUs, or a measured matmul on CPU."""
