@@ -1,0 +1,82 @@
+"""Self-attention with grouped query heads (1706.03762; grouping: 2305.13245).
+
+The query, key and value projections are one matrix laid out by group, [q heads of the group; k; v], as Megatron's
+linear_qkv: sharding its K groups over `tensor` shards the heads, and one matmul means one gathered input.
+
+Shapes: B batch, S sequence, D embed, K kv heads (= groups), G = N / K query heads a group, N heads, H head dim.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from megajax.config.model import ModelConfig
+from megajax.models.context import Context
+from megajax.models.dropout import dropout
+from megajax.models.init import normal, zeros
+from megajax.models.linear import linear
+from megajax.models.norm import Norm
+from megajax.models.rope import rotate
+
+
+class Attention(nnx.Module):
+    """Project, attend, project back."""
+
+    def __init__(self, key: jax.Array, config: ModelConfig) -> None:
+        """Draw the weights of one layer."""
+        d, k, h = config.hidden_size, config.kv_heads, config.head_size
+        group = config.num_heads // k
+        qkv_key, out_key = jax.random.split(key)
+        self.dropout_rate = config.attention_dropout
+        self.qkv = normal(
+            qkv_key, (d, k, group + 2, h), config.init_std, ("embed", "kv_heads", "qkv_in_group", "head_dim")
+        )
+        self.out = normal(
+            out_key, (k * group, h, d), config.init_std / (2 * config.num_layers) ** 0.5, ("heads", "head_dim", "embed")
+        )
+        if config.has_qkv_bias:
+            self.qkv_bias = zeros((k, group + 2, h), ("kv_heads", "qkv_in_group", "head_dim"))
+        if config.bias:
+            self.out_bias = zeros((d,), ("norm",))
+        if config.qk_norm:
+            self.q_norm = Norm(h, config, axis="head_dim")
+            self.k_norm = Norm(h, config, axis="head_dim")
+
+    def project(self, x: jax.Array, context: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """[B, S, D] -> queries [B, S, N, H], keys and values [B, S, K, H], positions applied."""
+        qkv = linear(x, self.qkv[...])
+        if hasattr(self, "qkv_bias"):
+            qkv += self.qkv_bias[...]
+        qkv = context.layout.shard(qkv, "batch", "sequence", "kv_heads", None, None)
+        qkv = checkpoint_name(qkv, "qkv")
+        q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
+        q = q.reshape(*q.shape[:2], -1, q.shape[-1])
+        if hasattr(self, "q_norm"):
+            q, k = self.q_norm(q), self.k_norm(k)
+        if context.angles is not None:
+            q, k = rotate(q, context.angles), rotate(k, context.angles)
+        return q, k, v
+
+    def output(self, heads: jax.Array) -> jax.Array:
+        """[B, S, N, H] -> [B, S, D], the sum over heads; the bias is added after the sum (see `bias`)."""
+        return linear(heads, self.out[...], contract=2)
+
+    def bias(self, x: jax.Array) -> jax.Array:
+        """Add the output bias, which is replicated over `tensor` and so must follow the reduction."""
+        return x + self.out_bias[...] if hasattr(self, "out_bias") else x
+
+    def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+        """[B, S, D] normalised input -> [B, S, D] branch that joins the residual stream."""
+        layout = context.layout
+        q, k, v = self.project(layout.enter_tensor(x), context)
+
+        def drop(probabilities: jax.Array) -> jax.Array:
+            axes = ("batch", "kv_heads", None, "sequence", None)
+            return dropout(probabilities, self.dropout_rate, context.keys, "attention", layout, axes)
+
+        heads = layout.attention(q, k, v, context.segment_ids, drop if self.dropout_rate else None)
+        heads = checkpoint_name(heads, "attention_out")
+        return self.bias(layout.leave_tensor(self.output(heads)))

@@ -1,0 +1,23 @@
+"""What a forward pass knows besides the hidden states."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+from megajax.models.layout import Layout
+from megajax.models.rope import Angles
+
+
+class Context(NamedTuple):
+    """Passed down unchanged, but for the dropout keys, which each layer derives for itself."""
+
+    layout: Layout
+    """Where the maths touches the mesh."""
+    segment_ids: jax.Array | None = None
+    """[B, S] document numbers when documents must not see each other."""
+    angles: Angles | None = None
+    """Rotary angles of every position."""
+    keys: jax.Array | None = None
+    """[B] dropout keys, one a sample; None switches dropout off."""

@@ -1,0 +1,51 @@
+"""Dropout whose masks do not depend on the layout.
+
+The mask of a sample is a function of (seed, step, global sample number, layer, site) and of the position in the array:
+whichever device holds the sample, or a slice of it, draws the same bits. Sites are numbered below.
+
+Shapes: B batch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from megajax.models.layout import Layout
+
+Site = Literal["embedding", "attention", "attention_output", "mlp_output"]
+SITES: tuple[Site, ...] = ("embedding", "attention", "attention_output", "mlp_output")
+
+
+def sample_keys(seed: int | jax.Array, step: jax.Array, sample_ids: jax.Array) -> jax.Array:
+    """One key per sample: [B] global sample numbers -> [B] keys."""
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, sample_ids)
+
+
+def layer_keys(keys: jax.Array, layer: jax.Array | int) -> jax.Array:
+    """[B] sample keys -> [B] keys of one layer (the embedding counts as layer 0, blocks from 1)."""
+    return jax.vmap(jax.random.fold_in, (0, None))(keys, layer)
+
+
+def dropout(
+    x: jax.Array, rate: float, keys: jax.Array | None, site: Site, layout: Layout, axes: tuple[str | None, ...]
+) -> jax.Array:
+    """Zero a share `rate` of x and scale the rest by 1 / (1 - rate).
+
+    Args:
+        x: [B, ...] with one key per row of the batch.
+        rate: share dropped.
+        keys: [B] keys of this layer, or None for no dropout (evaluation).
+        site: which of the layer's dropouts this is.
+        layout: keeps the mask sharded as x is.
+        axes: logical axes of x.
+    """
+    if keys is None or rate == 0.0:
+        return x
+    site_keys = layer_keys(keys, SITES.index(site))
+    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:]))(site_keys)
+    keep = layout.shard(keep, *axes)
+    return jnp.where(keep, x / (1.0 - rate), 0.0).astype(x.dtype)

@@ -1,0 +1,56 @@
+"""The few places where a parallel layout may step into the maths, and what they do on one device: nothing.
+
+Models call these methods and never ask what a mesh is; `megajax.parallel.layout.MeshLayout` overrides them.
+
+Shapes: B batch, S sequence, D embed, V vocabulary rows, P positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from megajax.models.attention_kernels import xla_attention
+from megajax.models.cross_entropy import linear_cross_entropy
+
+M = TypeVar("M")
+Drop = Callable[[jax.Array], jax.Array]
+
+
+class Layout:
+    """One device. Every method is the plain definition of what a mesh has to reproduce."""
+
+    def weights(self, module: M) -> M:
+        """Give a module's weights as the computation needs them (a mesh gathers what is sharded at rest)."""
+        return module
+
+    def enter_tensor(self, x: jax.Array) -> jax.Array:
+        """[B, S, D] residual stream -> input of a column-parallel layer (Megatron's f / g: 1909.08053 §3, 2205.05198 §4.2.2)."""
+        return x
+
+    def leave_tensor(self, x: jax.Array) -> jax.Array:
+        """[B, S, D] output of a row-parallel layer -> residual stream (the conjugate of `enter_tensor`)."""
+        return x
+
+    def shard(self, x: jax.Array, *axes: str | None) -> jax.Array:
+        """Name the logical axis of every dimension of an activation (None: not sharded)."""
+        return x
+
+    def attention(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, drop: Drop | None
+    ) -> jax.Array:
+        """Causal attention; see `xla_attention` for shapes."""
+        return xla_attention(q, k, v, segment_ids=segment_ids, drop=drop)
+
+    def lookup(self, table: jax.Array, ids: jax.Array, rows: str) -> jax.Array:
+        """Rows `ids` [B, S] of `table` [V, D] -> [B, S, D]; `rows` is the logical axis of the table's rows."""
+        return jnp.take(table, ids, axis=0)
+
+    def cross_entropy(
+        self, x: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array, vocab_size: int
+    ) -> jax.Array:
+        """Weighted sum of token losses, scalar fp32; see `linear_cross_entropy`."""
+        return linear_cross_entropy(x, head, labels, weights, vocab_size)

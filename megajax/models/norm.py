@@ -1,0 +1,33 @@
+"""LayerNorm (1607.06450) and RMSNorm (1910.07467), computed in fp32 whatever the input."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from megajax.config.model import ModelConfig
+from megajax.models.init import norm_bias, norm_scale
+
+
+class Norm(nnx.Module):
+    """Normalise the last dimension, then scale (and, for LayerNorm, shift)."""
+
+    def __init__(self, size: int, config: ModelConfig, axis: str = "norm") -> None:
+        """`size` and logical `axis` of the dimension that is normalised."""
+        self.eps = config.norm_eps
+        self.centered = config.norm == "layernorm"
+        self.scale = norm_scale(size, axis)
+        if self.centered:
+            self.bias = norm_bias(size, axis)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., size] -> [..., size], same dtype."""
+        y = x.astype(jnp.float32)
+        if self.centered:
+            y = y - jnp.mean(y, axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.eps)
+        y = y * self.scale[...].astype(jnp.float32)
+        if self.centered:
+            y = y + self.bias[...].astype(jnp.float32)
+        return y.astype(x.dtype)

@@ -1,0 +1,31 @@
+"""Rotary position embedding (2104.09864), half-rotate layout as in Megatron and LLaMA; angles in fp32.
+
+Shapes: B batch, S sequence, H head dim, R rotated dims (a share of H).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from megajax.config.model import ModelConfig
+
+Angles = tuple[jax.Array, jax.Array]
+
+
+def rope_angles(positions: jax.Array, config: ModelConfig) -> Angles:
+    """Cosine and sine [B, S, 1, R / 2] of position / base^(2 i / R), always fp32 (bf16 cannot tell 256 from 257)."""
+    rotated = int(config.head_size * config.rope_fraction) // 2 * 2
+    frequency = config.rope_base ** (-jnp.arange(0, rotated, 2, dtype=jnp.float32) / rotated)
+    angle = positions.astype(jnp.float32)[:, :, None, None] * frequency
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: jax.Array, angles: Angles) -> jax.Array:
+    """Rotate the pairs (i, i + R / 2) of every head: [B, S, heads, H] -> same shape and dtype."""
+    cos, sin = angles
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    a, b = first.astype(jnp.float32), second.astype(jnp.float32)
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned

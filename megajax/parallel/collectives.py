@@ -1,0 +1,40 @@
+"""Collectives that vanish over mesh axes of size 1 (XLA refuses some of those inside a partly manual region).
+
+All act inside a `jax.shard_map` that is manual over the axes they name.
+"""
+
+from __future__ import annotations
+
+import jax
+from jax.sharding import Mesh
+
+
+class Collectives:
+    """The collectives of one mesh."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        """Remember which axes are longer than 1."""
+        self.active = {axis for axis, size in mesh.shape.items() if size > 1}
+
+    def _axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(axis for axis in axes if axis in self.active)
+
+    def psum(self, x: jax.Array, *axes: str) -> jax.Array:
+        """Sum over the devices along `axes`."""
+        return jax.lax.psum(x, names) if (names := self._axes(axes)) else x
+
+    def pmax(self, x: jax.Array, *axes: str) -> jax.Array:
+        """Maximum over the devices along `axes`."""
+        return jax.lax.pmax(x, names) if (names := self._axes(axes)) else x
+
+    def all_gather(self, x: jax.Array, axis: str, dim: int) -> jax.Array:
+        """Concatenate the shards along `axis` in dimension `dim`."""
+        return jax.lax.all_gather(x, axis, axis=dim, tiled=True) if axis in self.active else x
+
+    def reduce_scatter(self, x: jax.Array, axis: str, dim: int) -> jax.Array:
+        """Sum over `axis`, each device keeping its slice of dimension `dim`."""
+        return jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True) if axis in self.active else x
+
+    def index(self, axis: str) -> jax.Array | int:
+        """This device's place along `axis`."""
+        return jax.lax.axis_index(axis) if axis in self.active else 0

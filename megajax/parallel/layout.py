@@ -1,0 +1,104 @@
+"""The mesh's side of `models.layout.Layout`: the borders of the tensor-parallel region, weights and attention.
+
+The compiler partitions the blocks (axes fsdp, context, tensor); what it must not be left to guess is written here. With
+plain sharding constraints the backward of a layer would gather the same cotangent once per matmul; written as Megatron's
+conjugate pair, each border constrains the forward one way and the cotangent the other way, and a layer sends exactly
+(per microbatch, [B, S, D] elements each, over `tensor`; 2205.05198 §4.2.2):
+
+    forward    2 all-gather (enter) + 2 reduce-scatter (leave)
+    backward   2 all-gather (leave) + 2 reduce-scatter (enter) + 2 all-gather (inputs again, for the weight gradients)
+
+Without sequence parallelism each pair is one all-reduce. Over `fsdp` every weight of the layer is gathered once per
+forward and once per recomputation, and its gradient reduce-scattered.
+
+Shapes: B batch, S sequence, D embed, N heads, K kv heads, H head dim.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import jax
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from megajax.models.attention_kernels import cudnn_attention, xla_attention
+from megajax.models.block import RESIDUAL
+from megajax.models.layout import Drop, Layout
+from megajax.models.parameters import logical_axes
+from megajax.parallel.mesh import AXES, MANUAL_AXES
+from megajax.parallel.rules import Rules
+from megajax.parallel.vocabulary import Vocabulary
+
+M = TypeVar("M")
+INSIDE = ("batch", "sequence", None)
+
+
+class MeshLayout(Layout):
+    """Any sizes of data, fsdp, context and tensor, inside a region that is manual over `MANUAL_AXES`."""
+
+    def __init__(self, rules: Rules, attention: str = "xla") -> None:
+        """`attention` is the kernel that runs, "xla" or "cudnn"."""
+        self.rules = rules
+        self.attention_kernel = attention
+        self.vocabulary = Vocabulary(rules)
+
+    def weights(self, module: M) -> M:
+        """Gather the weights over `fsdp`; their gradients go back reduce-scattered."""
+
+        def gather(param: nnx.Param) -> nnx.Param:
+            axes = logical_axes(param)
+            at_rest = self.rules.at_rest(axes, MANUAL_AXES)
+            return param.replace(conjugate(param[...], self.rules.in_compute(axes), at_rest))
+
+        return jax.tree.map(gather, module, is_leaf=lambda node: isinstance(node, nnx.Variable))
+
+    def enter_tensor(self, x: jax.Array) -> jax.Array:
+        """All-gather the sequence over `tensor`; the cotangent is reduce-scattered."""
+        return conjugate(x, self.rules.in_compute(INSIDE), self.rules.in_compute(RESIDUAL))
+
+    def leave_tensor(self, x: jax.Array) -> jax.Array:
+        """Reduce-scatter partial sums over `tensor` onto the sequence; the cotangent is all-gathered."""
+        return conjugate(x, self.rules.in_compute(RESIDUAL), self.rules.in_compute(INSIDE))
+
+    def shard(self, x: jax.Array, *axes: str | None) -> jax.Array:
+        """Constrain an activation and its cotangent to the rules of its logical axes."""
+        return jax.lax.with_sharding_constraint(x, self.rules.in_compute(axes))
+
+    def attention(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, drop: Drop | None
+    ) -> jax.Array:
+        """Heads are local to their `tensor` shard, so no kernel communicates."""
+        if self.attention_kernel == "xla":
+            return xla_attention(q, k, v, segment_ids=segment_ids, drop=drop)
+        # The partitioner cannot look into cuDNN's call: hand it the local heads in a fully manual region.
+        spec = self.rules.in_compute(("batch", "sequence", "heads", None))
+        axes = set(AXES) - set(MANUAL_AXES)
+        kernel = jax.shard_map(
+            cudnn_attention, in_specs=(spec, spec, spec), out_specs=spec, axis_names=axes, check_vma=False
+        )
+        return kernel(q, k, v)
+
+    def lookup(self, table: jax.Array, ids: jax.Array, rows: str) -> jax.Array:
+        """See `Vocabulary.lookup`."""
+        return self.vocabulary.lookup(table, ids, rows)
+
+    def cross_entropy(
+        self, x: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array, vocab_size: int
+    ) -> jax.Array:
+        """See `Vocabulary.cross_entropy`."""
+        return self.vocabulary.cross_entropy(x, head, labels, weights, vocab_size)
+
+
+def conjugate(x: jax.Array, forward: PartitionSpec, backward: PartitionSpec) -> jax.Array:
+    """The identity, sharded as `forward` on the way in and as `backward` on the way back."""
+
+    @jax.custom_vjp
+    def border(x: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, forward)
+
+    border.defvjp(
+        lambda x: (jax.lax.with_sharding_constraint(x, forward), None),
+        lambda _, cotangent: (jax.lax.with_sharding_constraint(cotangent, backward),),
+    )
+    return border(x)

@@ -1,0 +1,36 @@
+"""The device mesh: six named axes, `tensor` fastest so that it stays inside a node's NVLink."""
+
+from __future__ import annotations
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from megajax.config.base import ConfigError
+
+AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
+MANUAL_AXES = ("pipe", "data")
+"""Axes the training step handles itself; the compiler partitions over the others (see `parallel.run`)."""
+
+
+def simulate_devices(count: int) -> None:
+    """Make this process see `count` CPU devices. Call before anything asks JAX for a device.
+
+    Raises:
+        ConfigError: devices are already in use, and another number of them.
+    """
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        if jax.default_backend() == "cpu" and jax.device_count() == count:
+            return
+        raise ConfigError(
+            f"parallel.simulate_devices={count}: JAX already runs on {jax.device_count()} {jax.default_backend()} "
+            "device(s) in this process: set it before the first JAX computation (restart the notebook kernel)"
+        ) from error
+
+
+def build_mesh(sizes: dict[str, int]) -> Mesh:
+    """Mesh of all devices; `sizes` gives every axis of AXES and multiplies to the number of devices."""
+    shape = tuple(sizes[axis] for axis in AXES)
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))

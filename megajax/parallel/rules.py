@@ -1,0 +1,100 @@
+"""Which mesh axis every logical axis is sharded over: one table, two views.
+
+An array lies one way at rest (in memory, between steps) and another way while it takes part in the computation: a weight
+at rest is also split over `fsdp`, and gathered when its layer runs. Activations only have the second view. Sequence
+parallelism is one word in one row: `tensor` under "residual_sequence".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple, TypeVar
+
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from megajax.config.base import ConfigError
+from megajax.models.parameters import annotate, logical_axes
+from megajax.parallel.mesh import MANUAL_AXES
+
+T = TypeVar("T")
+
+
+class Rule(NamedTuple):
+    """Mesh axes of one logical axis."""
+
+    logical: str
+    at_rest: tuple[str, ...]
+    in_compute: tuple[str, ...]
+    why: str
+
+
+RULES: tuple[Rule, ...] = (
+    # Parameters
+    Rule("layers", ("pipe",), ("pipe",), "a stage holds its layers only"),
+    Rule("vocab", ("tensor",), ("tensor",), "vocabulary-parallel embedding and head (1909.08053 §3)"),
+    Rule("kv_heads", ("tensor",), ("tensor",), "column-parallel QKV, whole groups of heads (1909.08053 §3)"),
+    Rule("heads", ("tensor",), ("tensor",), "row-parallel attention output"),
+    Rule("mlp", ("tensor",), ("tensor",), "column-parallel fc1, row-parallel fc2"),
+    Rule("embed", ("fsdp",), (), "ZeRO-3 (1910.02054): split at rest, gathered when the layer runs"),
+    Rule("positions", (), (), "a position table is small in rows; its embed dim is split at rest"),
+    Rule("norm", (), (), "norm gains and row-parallel biases are small: replicated"),
+    Rule("head_dim", (), (), "a head is never cut"),
+    Rule("qkv_in_group", (), (), "q, k and v of a group stay together"),
+    Rule("gate_up", (), (), "gate and up of a unit stay together"),
+    # Activations
+    Rule("batch", (), ("data", "fsdp"), "each replica its own samples"),
+    Rule("sequence", (), ("context",), "inside attention and MLP"),
+    Rule("residual_sequence", (), ("context", "tensor"), "sequence parallelism (2205.05198 §4.2.2)"),
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The table bound to a mesh."""
+
+    mesh: Mesh
+    sequence_parallel: bool = True
+
+    def rule(self, logical: str) -> Rule:
+        """The row of a logical axis."""
+        for rule in RULES:
+            if rule.logical == logical:
+                off = logical == "residual_sequence" and not self.sequence_parallel
+                return rule._replace(in_compute=("context",)) if off else rule
+        raise KeyError(f"no sharding rule for logical axis {logical!r}: add a row to megajax.parallel.rules.RULES")
+
+    def size(self, *mesh_axes: str) -> int:
+        """Devices along the given mesh axes."""
+        return prod(self.mesh.shape[axis] for axis in mesh_axes)
+
+    def at_rest(self, axes: tuple[str | None, ...], manual: tuple[str, ...] = ()) -> PartitionSpec:
+        """Sharding in memory of an array with these logical axes, less the mesh axes already split off by hand."""
+        return _spec([self.rule(axis).at_rest if axis else () for axis in axes], manual)
+
+    def in_compute(self, axes: tuple[str | None, ...], manual: tuple[str, ...] = MANUAL_AXES) -> PartitionSpec:
+        """Sharding inside the step, less the mesh axes already split off by hand."""
+        return _spec([self.rule(axis).in_compute if axis else () for axis in axes], manual)
+
+    def shardings(self, state: T) -> T:
+        """Sharding at rest of every array of a state tree (parameters, moments, counters).
+
+        Raises:
+            ConfigError: a dimension is not divisible by the mesh axes that its rule names.
+        """
+        return annotate(state, self._sharding)
+
+    def _sharding(self, name: str, leaf: Any) -> NamedSharding:
+        axes = logical_axes(leaf)
+        for dim, axis, size in zip(range(len(axes)), axes, leaf.shape, strict=True):
+            ways = self.size(*self.rule(axis).at_rest)
+            if size % ways:
+                raise ConfigError(
+                    f"{name}: dim {dim} ({axis}) has {size} entries, not divisible by "
+                    f"{' x '.join(self.rule(axis).at_rest)} = {ways}: choose parallel sizes that divide it"
+                )
+        return NamedSharding(self.mesh, self.at_rest(axes))
+
+
+def _spec(mesh_axes: list[tuple[str, ...]], manual: tuple[str, ...]) -> PartitionSpec:
+    return PartitionSpec(*(tuple(name for name in names if name not in manual) or None for names in mesh_axes))
