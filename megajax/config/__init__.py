@@ -1,0 +1,36 @@
+"""Configuration: one frozen dataclass per component, read from YAML and `key=value` words, checked at once.
+
+The command line itself is `megajax.config.cli`. Importing this package does not import JAX.
+"""
+
+from megajax.config.base import ConfigError
+from megajax.config.checks import check_batch, check_config, check_training, resolve_mesh
+from megajax.config.config import Config
+from megajax.config.data import DataConfig, TokenizerConfig
+from megajax.config.load import Loaded, dump_config, load_config
+from megajax.config.model import ModelConfig
+from megajax.config.optim import OptimConfig
+from megajax.config.parallel import ParallelConfig
+from megajax.config.train import CheckpointConfig, EvalConfig, LogConfig, LossScaleConfig, TrainConfig
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "EvalConfig",
+    "Loaded",
+    "LogConfig",
+    "LossScaleConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "ParallelConfig",
+    "TokenizerConfig",
+    "TrainConfig",
+    "check_batch",
+    "check_config",
+    "check_training",
+    "dump_config",
+    "load_config",
+    "resolve_mesh",
+]

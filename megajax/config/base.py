@@ -18,7 +18,13 @@ class ConfigError(ValueError):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def component(cls: type[T]) -> type[T]:
-    """Declare a configuration component: immutable, unknown keys refused, docstrings kept as help."""
-    settings = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True, strict=False)
+    """Declare a configuration component: immutable, unknown keys and infinities refused, docstrings kept as help."""
+    settings = ConfigDict(
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        coerce_numbers_to_str=True,  # YAML reads `path: [0.3, prefix]` and `text_key: 1` as numbers
+    )
     decorate: Callable[..., Any] = dataclass(frozen=True, kw_only=True, config=settings)
     return decorate(cls)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, NonNegativeInt, PositiveInt
 
 from megajax.config.base import component
+
+
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _null_is_a_name(value: Any) -> Any:
+    return "null" if value is None else value
+
+
+Paths = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+"""One file name or a list of them, as written by the user: relative to the working directory."""
+TokenizerType = Annotated[
+    Literal["sentencepiece", "gpt2_bpe", "huggingface", "null"],
+    BeforeValidator(_null_is_a_name),  # YAML reads an unquoted null as nothing
+]
 
 
 @component
 class TokenizerConfig:
     """Which tokenizer turns text into ids, and from which files."""
 
-    type: Literal["sentencepiece", "gpt2_bpe", "huggingface", "null"] = "null"
-    """sentencepiece (model=*.model), gpt2_bpe (vocab=, merges=), huggingface (model=tokenizer.json), null (vocab_size=)."""
+    type: TokenizerType = "null"
+    """sentencepiece (set model), gpt2_bpe (set vocab and merges), huggingface (set model), null (set vocab_size)."""
     model: str | None = None
     """SentencePiece .model or Hugging Face tokenizer.json file."""
     vocab: str | None = None
@@ -29,15 +45,15 @@ class TokenizerConfig:
 class DataConfig:
     """Sources of training text and how samples are made of them."""
 
-    path: tuple[str, ...] = ()
-    """Token files: `[prefix]`, `[prefix, prefix, ...]` or `[weight, prefix, weight, prefix, ...]` (Megatron's --data-path)."""
-    train_path: tuple[str, ...] = ()
+    path: Paths = ()
+    """Token files: `prefix`, `[prefix, ...]` or `[weight, prefix, weight, prefix, ...]` (Megatron's --data-path)."""
+    train_path: Paths = ()
     """The same, for training only (with valid_path and test_path, instead of path and split)."""
-    valid_path: tuple[str, ...] = ()
+    valid_path: Paths = ()
     """The same, for validation only."""
-    test_path: tuple[str, ...] = ()
+    test_path: Paths = ()
     """The same, for the test set only."""
-    text: tuple[str, ...] = ()
+    text: Paths = ()
     """jsonl files to tokenize first, into OUTPUT_DIR/data; replaces path."""
     text_key: str = "text"
     """Key of the jsonl records that holds the document."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from megajax.config.base import Fraction, component
+from megajax.config.base import ConfigError, Fraction, component
 
 
 @component
@@ -86,5 +86,5 @@ class ModelConfig:
     def padded_vocab_size(self) -> NonNegativeInt:
         """V, rows of the embedding table. Depends on the tokenizer alone, never on the layout."""
         if self.vocab_size is None:
-            raise ValueError("model.vocab_size is not known yet: set it or give a tokenizer")
+            raise ConfigError("model.vocab_size is not known yet: set it or give a tokenizer")
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple

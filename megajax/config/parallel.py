@@ -8,6 +8,9 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from megajax.config.base import component
 
+AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
+"""Mesh axes, slowest to fastest: the first six fields of ParallelConfig."""
+
 
 @component
 class ParallelConfig:

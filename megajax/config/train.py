@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from megajax.config.base import component
+
+ACTIVATION_NAMES = ("block_input", "attention_residual", "qkv", "attention_out", "attention_stats", "mlp_hidden")
+"""Activations of a block that `train.remat` can keep, in the order in which they are computed."""
 
 
 @component
@@ -28,9 +31,9 @@ class TrainConfig:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Numbers of the forward and backward pass; weights at rest, gradients and optimizer stay fp32."""
     remat: Literal["none", "selective", "full"] | tuple[str, ...] = "selective"
-    """What is recomputed in the backward pass: nothing, all but the named activations, all but block inputs; or the list of names to keep."""
+    """What the backward pass recomputes: nothing, all but named activations, all but block inputs; or names to keep."""
     attention: Literal["auto", "xla", "cudnn"] = "auto"
-    """Attention kernel; auto = cudnn on GPUs in bf16/fp16, xla elsewhere. A forced kernel that cannot run is an error."""
+    """Attention kernel; auto = cudnn on GPUs in bf16/fp16, else xla. A forced kernel that cannot run is an error."""
 
 
 @component
@@ -71,7 +74,7 @@ class EvalConfig:
 
     every: PositiveInt | None = None
     """Steps between evaluations; unset = only at the end."""
-    steps: int = 10
+    steps: NonNegativeInt = 10
     """Batches per evaluation; 0 = no evaluation."""
 
 
@@ -89,3 +92,7 @@ class LogConfig:
     """Log the L2 norm of all parameters."""
     peak_tflops: NonNegativeFloat | None = None
     """Dense peak of one device for the MFU; unset = the table of known GPUs, or a measured matmul on CPU."""
+    sample_prompt: str | None = None
+    """Text to continue when training ends; unset = none."""
+    sample_tokens: PositiveInt = 64
+    """Length of that continuation."""

@@ -9,7 +9,6 @@ Shapes: B batch, S sequence, D embed, K kv heads (= groups), G = N / K query hea
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
@@ -60,13 +59,10 @@ class Attention(nnx.Module):
             q, k = rotate(q, context.angles), rotate(k, context.angles)
         return q, k, v
 
-    def output(self, heads: jax.Array) -> jax.Array:
-        """[B, S, N, H] -> [B, S, D], the sum over heads; the bias is added after the sum (see `bias`)."""
-        return linear(heads, self.out[...], contract=2)
-
-    def bias(self, x: jax.Array) -> jax.Array:
-        """Add the output bias, which is replicated over `tensor` and so must follow the reduction."""
-        return x + self.out_bias[...] if hasattr(self, "out_bias") else x
+    def output(self, heads: jax.Array, context: Context) -> jax.Array:
+        """[B, S, N, H] -> [B, S, D]; the bias is replicated over `tensor`, so it is added after the sum over heads."""
+        y = context.layout.leave_tensor(linear(heads, self.out[...], contract=2))
+        return y + self.out_bias[...] if hasattr(self, "out_bias") else y
 
     def __call__(self, x: jax.Array, context: Context) -> jax.Array:
         """[B, S, D] normalised input -> [B, S, D] branch that joins the residual stream."""
@@ -79,4 +75,4 @@ class Attention(nnx.Module):
 
         heads = layout.attention(q, k, v, context.segment_ids, drop if self.dropout_rate else None)
         heads = checkpoint_name(heads, "attention_out")
-        return self.bias(layout.leave_tensor(self.output(heads)))
+        return self.output(heads, context)

@@ -20,6 +20,7 @@ from megajax.models.mlp import Mlp
 from megajax.models.norm import Norm
 
 RESIDUAL = ("batch", "residual_sequence", None)
+Attend = Callable[[jax.Array, Context], jax.Array]
 Remat = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
 
 
@@ -37,8 +38,12 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array, context: Context) -> jax.Array:
         """[B, S, D] residual stream -> [B, S, D]."""
+        return self.residual(x, context, self.attention)
+
+    def residual(self, x: jax.Array, context: Context, attend: Attend) -> jax.Array:
+        """The block with its attention replaced by `attend` (decoding attends to a cache)."""
         x = checkpoint_name(x, "block_input")
-        branch = self.attention(self.attention_norm(x), context)
+        branch = attend(self.attention_norm(x), context)
         x = x + dropout(branch, self.dropout_rate, context.keys, "attention_output", context.layout, RESIDUAL)
         x = checkpoint_name(x, "attention_residual")
         branch = self.mlp(self.mlp_norm(x), context)

@@ -15,7 +15,9 @@ from flax import nnx
 Role = Literal["matrix", "embedding", "bias", "norm"]
 
 
-def normal(key: jax.Array, shape: tuple[int, ...], std: float, axes: tuple[str, ...], role: Role = "matrix") -> nnx.Param:
+def normal(
+    key: jax.Array, shape: tuple[int, ...], std: float, axes: tuple[str, ...], role: Role = "matrix"
+) -> nnx.Param:
     """Weights drawn from N(0, std^2), fp32."""
     return nnx.Param(std * jax.random.normal(key, shape, jnp.float32), axes=axes, role=role)
 

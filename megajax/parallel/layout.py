@@ -22,11 +22,12 @@ import jax
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from megajax.config.parallel import AXES
 from megajax.models.attention_kernels import cudnn_attention, xla_attention
 from megajax.models.block import RESIDUAL
 from megajax.models.layout import Drop, Layout
 from megajax.models.parameters import logical_axes
-from megajax.parallel.mesh import AXES, MANUAL_AXES
+from megajax.parallel.mesh import MANUAL_AXES
 from megajax.parallel.rules import Rules
 from megajax.parallel.vocabulary import Vocabulary
 

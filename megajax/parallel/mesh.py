@@ -6,8 +6,8 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from megajax.config.base import ConfigError
+from megajax.config.parallel import AXES
 
-AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
 MANUAL_AXES = ("pipe", "data")
 """Axes the training step handles itself; the compiler partitions over the others (see `parallel.run`)."""
 

@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from megajax.config.parallel import AXES
 from megajax.models.cross_entropy import LinearLoss, chunked_loss, token_losses
 from megajax.parallel.collectives import Collectives
-from megajax.parallel.mesh import AXES, MANUAL_AXES
+from megajax.parallel.mesh import MANUAL_AXES
 from megajax.parallel.rules import Rules
 
 

@@ -1,0 +1,158 @@
+"""Checkpoints: Orbax, asynchronous, atomic, from any mesh to any mesh.
+
+A checkpoint holds every array of the train state under its dotted name ("params.blocks.attention.qkv", stacked by layer)
+and one JSON record: step, consumed samples, configuration and tokenizer. Names and shapes say nothing about the layout.
+Orbax writes into a temporary directory and renames it last, so a killed save is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import orbax.checkpoint as ocp
+
+from megajax.config.base import ConfigError
+from megajax.config.train import CheckpointConfig
+from megajax.models.parameters import annotate, named_leaves
+
+S = TypeVar("S")
+FORMAT_VERSION = 1
+log = logging.getLogger(__name__)
+
+
+class Restored(NamedTuple):
+    """A train state and the record saved beside it."""
+
+    state: Any
+    record: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, in `directory`."""
+
+    def __init__(self, directory: Path, config: CheckpointConfig) -> None:
+        """Open (or create) the directory; keeps the newest `keep_last` and every `keep_every`-th step."""
+        self.directory = directory.resolve()
+        for unfinished in sorted(self.directory.glob("*orbax-checkpoint-tmp*")):
+            log.warning("%s is the rest of a save that was interrupted: ignored and removed", unfinished)
+        self._manager = ocp.CheckpointManager(
+            self.directory,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=config.keep_last,
+                keep_period=config.keep_every,
+                enable_async_checkpointing=config.asynchronous,
+            ),
+            item_handlers={"state": ocp.StandardCheckpointHandler(), "record": ocp.JsonCheckpointHandler()},
+        )
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of the finished checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
+    @property
+    def latest(self) -> int | None:
+        """Newest finished step."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
+        """Start writing; returns once the state is copied, so that the next step may overwrite its buffers.
+
+        Raises:
+            ConfigError: this save, or the one before it that ran in the background, could not be written.
+        """
+        if step in self.steps:
+            return
+        arrays = {name: _array(leaf) for name, leaf in named_leaves(state)}
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(arrays), record=ocp.args.JsonSave({"version": FORMAT_VERSION, **record})
+        )
+        with _SavingErrors(self.directory):
+            self._manager.save(step, args=items, force=True)
+
+    def wait(self) -> None:
+        """Block until every save is on disk.
+
+        Raises:
+            ConfigError: a save could not be written.
+        """
+        with _SavingErrors(self.directory):
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+
+    def restore(self, like: S, shardings: S, step: int | None = None) -> Restored:
+        """Read a checkpoint straight into its place on the current mesh; each host reads only what it holds.
+
+        Args:
+            like: the state's shapes and dtypes (`jax.eval_shape`).
+            shardings: where every array goes, same structure.
+            step: which checkpoint; None for the newest.
+
+        Raises:
+            ConfigError: there is no such checkpoint, or its arrays are not those of this model.
+        """
+        step = self.latest if step is None else step
+        if step is None or step not in self.steps:
+            found = ", ".join(map(str, self.steps)) or "none"
+            raise ConfigError(f"{self.directory} has no finished checkpoint of step {step}: finished are {found}")
+        record = self.record(step)
+        if record.get("version") != FORMAT_VERSION:
+            raise ConfigError(
+                f"{self.directory / str(step)} has checkpoint format {record.get('version')}, this version of megajax "
+                f"reads {FORMAT_VERSION}: use the version that wrote it"
+            )
+        wanted = {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            for (name, leaf), sharding in zip(named_leaves(like), jax.tree.leaves(shardings), strict=True)
+        }
+        self._check_arrays(step, wanted)
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+        arrays = self._manager.restore(step, args=items)["state"]
+        return Restored(annotate(like, lambda name, _: arrays[name]), record)
+
+    def record(self, step: int) -> dict[str, Any]:
+        """The JSON record of one checkpoint."""
+        return self._manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
+
+    def close(self) -> None:
+        """Finish background work and release the directory."""
+        self.wait()
+        self._manager.close()
+
+    def _check_arrays(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> None:
+        saved = self._manager.item_metadata(step)["state"]
+        path = self.directory / str(step)
+        for name in wanted.keys() - saved.keys():
+            raise ConfigError(f"{path} lacks {name}, which this model has: it was saved from another model or version")
+        for name in saved.keys() - wanted.keys():
+            raise ConfigError(
+                f"{path} holds {name}, which this model lacks: it was saved from another model or version"
+            )
+        for name, leaf in wanted.items():
+            if tuple(saved[name].shape) != leaf.shape:
+                raise ConfigError(f"{path}: {name} is {tuple(saved[name].shape)} there and {leaf.shape} in this model")
+
+
+class _SavingErrors:
+    """Turn what Orbax and the file system raise while saving into one line that names the directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, ConfigError):
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"saving a checkpoint to {self.directory} failed ({reason}): free space or change output_dir; "
+                "finished checkpoints are intact, run the same command to resume"
+            ) from error
+
+
+def _array(leaf: Any) -> jax.Array:
+    return leaf[...] if hasattr(leaf, "get_metadata") else leaf

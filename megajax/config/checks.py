@@ -1,0 +1,202 @@
+"""Checks across components that need no device: what would otherwise fail, or silently differ, deep in a run.
+
+Letters: B global batch, b micro batch, S sequence, D embed, N heads, K kv heads, F mlp, V padded vocabulary.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+
+from megajax.config.base import ConfigError
+from megajax.config.config import Config
+from megajax.config.data import DataConfig, TokenizerConfig
+from megajax.config.model import ModelConfig
+from megajax.config.optim import OptimConfig
+from megajax.config.parallel import AXES, ParallelConfig
+from megajax.config.train import ACTIVATION_NAMES, TrainConfig
+
+
+def check_config(config: Config) -> None:
+    """Refuse values that do not fit together.
+
+    Raises:
+        ConfigError: names the keys, their numbers and the remedy.
+    """
+    _check_heads(config.model)
+    _check_shards(config.model, config.parallel)
+    _check_sequence(config)
+    _check_batch_sizes(config.train)
+    # With `auto`, one replica is the least there can be: what one cannot divide, more cannot either.
+    check_batch(config, 1 if config.parallel.data == "auto" else config.parallel.data)
+    _check_remat(config.train)
+    _check_units(config.train, config.optim)
+    _check_schedule(config.train, config.optim)
+    _check_sources(config.data)
+    _check_tokenizer(config.tokenizer)
+
+
+def check_training(config: Config) -> None:
+    """Refuse a configuration that is sound but says too little to train: no length, data or vocabulary."""
+    data = config.data
+    if config.train.steps is None and config.train.samples is None:
+        raise ConfigError("how long to train is not set: give train.steps=N or train.samples=N")
+    if not (data.path or data.train_path or data.text):
+        raise ConfigError("no training data: give data.text=corpus.jsonl, or data.path=PREFIX of a tokenized corpus")
+    sizeless = config.tokenizer.type == "null" and config.tokenizer.vocab_size is None
+    if sizeless and (data.text or config.model.vocab_size is None):
+        raise ConfigError("tokenizer.type null needs tokenizer.vocab_size: set it, or choose another tokenizer.type")
+
+
+def check_batch(config: Config, data_size: int) -> None:
+    """Refuse batch sizes that `data_size` replicas (mesh axis `data`) cannot share in whole micro batches."""
+    train, fsdp = config.train, config.parallel.fsdp
+    unit = train.micro_batch_size * data_size * fsdp
+    divisor = f"train.micro_batch_size {train.micro_batch_size} x data {data_size} x fsdp {fsdp} ="
+    sizes = {"train.global_batch_size": train.global_batch_size}
+    if train.rampup:
+        sizes |= {"train.rampup start": train.rampup[0], "train.rampup increment": train.rampup[1]}
+    for name, size in sizes.items():
+        near = " or ".join(str(n) for n in (size // unit * unit, -(-size // unit) * unit) if n)
+        _require_multiple(name, size, divisor, unit, f"use {near}, or other sizes")
+
+
+def resolve_mesh(parallel: ParallelConfig, num_devices: int) -> dict[str, int]:
+    """Size of every mesh axis, slowest first, with `auto` worked out.
+
+    Raises:
+        ConfigError: the mesh does not take exactly `num_devices` devices; shows the arithmetic.
+    """
+    sizes = {axis: getattr(parallel, axis) for axis in AXES}
+    if sizes["data"] == "auto":
+        others = {axis: size for axis, size in sizes.items() if axis != "data"}
+        replica = math.prod(others.values())
+        _require_multiple("the number of devices", num_devices, _product(others), replica, _MESH_REMEDY)
+        sizes["data"] = num_devices // replica
+    elif math.prod(sizes.values()) != num_devices:
+        product = f"{_product(sizes)} {math.prod(sizes.values())}"
+        raise ConfigError(f"the mesh takes {product} devices, but there are {num_devices}: {_MESH_REMEDY}")
+    return sizes
+
+
+_MESH_REMEDY = "change the parallel.* sizes, or the devices (parallel.simulate_devices=N needs no GPU)"
+
+
+def _product(sizes: dict[str, int]) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items()) + " ="
+
+
+def _require_multiple(name: str, value: int, divisor_name: str, divisor: int, remedy: str) -> None:
+    if value % divisor:
+        remainder = f"{value} % {divisor} = {value % divisor}"
+        raise ConfigError(f"{name} {value} is not a multiple of {divisor_name} {divisor} ({remainder}): {remedy}")
+
+
+def _check_heads(model: ModelConfig) -> None:
+    n, k = model.num_heads, model.kv_heads
+    if k < 1:
+        raise ConfigError(f"model.num_kv_heads is {k}: use a divisor of model.num_heads {n}, or leave it unset")
+    remedy = "every key/value head serves the same number of query heads"
+    _require_multiple("model.num_heads", n, "model.num_kv_heads", k, remedy)
+    if model.head_dim is None:
+        remedy = "change one of them, or set model.head_dim"
+        _require_multiple("model.hidden_size", model.hidden_size, "model.num_heads", n, remedy)
+
+
+def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
+    for axis in ("pipe", "expert", "context"):
+        if getattr(parallel, axis) > 1:
+            raise ConfigError(f"parallel.{axis}={getattr(parallel, axis)} is not available yet: leave it at 1")
+    tensor = parallel.tensor
+    remedy = "choose a parallel.tensor that divides it"
+    copies = "key/value heads are split over tensor, never copied: choose a parallel.tensor that divides them"
+    _require_multiple("model.num_heads", model.num_heads, "parallel.tensor", tensor, remedy)
+    _require_multiple("model.num_kv_heads", model.kv_heads, "parallel.tensor", tensor, copies)
+    _require_multiple("model.ffn_hidden_size", model.ffn_size, "parallel.tensor", tensor, remedy)
+    cut = "weights at rest are cut along it: choose a parallel.fsdp that divides it"
+    _require_multiple("model.hidden_size", model.hidden_size, "parallel.fsdp", parallel.fsdp, cut)
+    if model.vocab_size is not None:
+        remedy = f"set model.vocab_multiple to a multiple of {tensor}"
+        _require_multiple("the padded vocabulary", model.padded_vocab_size, "parallel.tensor", tensor, remedy)
+
+
+def _check_sequence(config: Config) -> None:
+    s, limit, parallel = config.data.seq_length, config.model.max_positions, config.parallel
+    if s > limit:
+        raise ConfigError(f"data.seq_length {s} exceeds model.max_positions {limit}: lower the one or raise the other")
+    tensor = parallel.tensor if parallel.sequence_parallel else 1
+    divisor = f"context {parallel.context} x tensor {tensor} ="
+    remedy = "change data.seq_length, or set parallel.sequence_parallel=false"
+    _require_multiple("data.seq_length", s, divisor, parallel.context * tensor, remedy)
+
+
+def _check_batch_sizes(train: TrainConfig) -> None:
+    micro, size = train.micro_batch_size, train.global_batch_size
+    if not 1 <= micro <= size:
+        raise ConfigError(f"train.micro_batch_size is {micro}: use 1 to {size}, the train.global_batch_size")
+    if train.rampup is None:
+        return
+    start, increment, _ = train.rampup
+    if start > size:
+        raise ConfigError(f"train.rampup starts at {start}, above train.global_batch_size {size}")
+    way = f"train.rampup: {size} - {start} ="
+    _require_multiple(way, size - start, "the increment", increment, "the last one has to end at the global batch size")
+    if train.samples is None:
+        raise ConfigError("train.rampup needs a run counted in samples: set train.samples, not train.steps")
+
+
+def _check_remat(train: TrainConfig) -> None:
+    for name in () if isinstance(train.remat, str) else train.remat:
+        if name not in ACTIVATION_NAMES:
+            near = difflib.get_close_matches(name, ACTIVATION_NAMES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the names are {', '.join(ACTIVATION_NAMES)}"
+            raise ConfigError(f"train.remat: no activation is called {name}: {hint}")
+
+
+def _check_units(train: TrainConfig, optim: OptimConfig) -> None:
+    """The schedule counts as the run does: both in steps or both in samples, each length given once."""
+    if train.steps is not None and train.samples is not None:
+        raise ConfigError(f"train.steps {train.steps} and train.samples {train.samples} are both set: keep one")
+    for unit, other, length in (("steps", "samples", train.steps), ("samples", "steps", train.samples)):
+        for key in (f"warmup_{other}", f"decay_{other}", f"wsd_{other}"):
+            if length is not None and getattr(optim, key):
+                wanted = key.replace(other, unit)
+                raise ConfigError(f"optim.{key} does not go with train.{unit}: use optim.{wanted}, or train.{other}")
+    warmups = [key for key in ("warmup_steps", "warmup_samples", "warmup_fraction") if getattr(optim, key)]
+    if len(warmups) > 1:
+        raise ConfigError(" and ".join(f"optim.{key}" for key in warmups) + " are both set: keep one")
+
+
+def _check_schedule(train: TrainConfig, optim: OptimConfig) -> None:
+    for key in ("min_lr", "warmup_init_lr"):
+        if getattr(optim, key) > optim.lr:
+            raise ConfigError(f"optim.{key} {getattr(optim, key)} is above optim.lr {optim.lr}")
+    is_wsd = optim.decay_style == "wsd"
+    if is_wsd and optim.wsd_steps is None and optim.wsd_samples is None:
+        raise ConfigError("optim.decay_style wsd needs the length of its last part: set optim.wsd_steps or wsd_samples")
+    if not is_wsd and (optim.wsd_steps or optim.wsd_samples):
+        raise ConfigError(f"optim.wsd_* is set but optim.decay_style is {optim.decay_style}: use wsd, or drop it")
+    for unit in ("steps", "samples"):
+        decay = getattr(optim, f"decay_{unit}") or getattr(train, unit)
+        warmup, wsd = getattr(optim, f"warmup_{unit}"), getattr(optim, f"wsd_{unit}") or 0
+        if decay is not None and warmup + wsd > decay:
+            parts = f"optim.warmup_{unit} {warmup}" + (f" + optim.wsd_{unit} {wsd}" if wsd else "")
+            raise ConfigError(f"{parts} is more than the {decay} {unit} of optim.decay_{unit} (unset: train.{unit})")
+
+
+def _check_sources(data: DataConfig) -> None:
+    given = [f"data.{key}" for key in ("path", "train_path", "text") if getattr(data, key)]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} are both set: keep one")
+    for key in ("valid_path", "test_path"):
+        if getattr(data, key) and not data.train_path:
+            raise ConfigError(f"data.{key} goes with data.train_path, which is not set")
+
+
+def _check_tokenizer(tokenizer: TokenizerConfig) -> None:
+    kind = tokenizer.type
+    trains_its_own = kind == "sentencepiece" and tokenizer.vocab_size is not None
+    needed = {"sentencepiece": ("model",), "huggingface": ("model",), "gpt2_bpe": ("vocab", "merges"), "null": ()}
+    for key in () if trains_its_own else needed[kind]:
+        if getattr(tokenizer, key) is None:
+            raise ConfigError(f"tokenizer.type {kind} needs a file: set tokenizer.{key}")

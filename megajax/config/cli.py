@@ -1,0 +1,121 @@
+"""The command line that every entry point shares: `python -m megajax.train CONFIG.yaml key=value ...`.
+
+Nothing here reads `sys.argv` before an entry point is called, so importing MegaJAX in a notebook parses nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import NoReturn
+
+from megajax.config.base import ConfigError
+from megajax.config.checks import check_config
+from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, nearest, type_name
+from megajax.config.load import Loaded, derived_values, flat_values, load_config, yaml_text
+
+EPILOG = "Keys that may stand in the file and on the command line (YAML values):"
+
+
+def entry_point(run: Callable[[list[str]], int | None]) -> Callable[[Sequence[str] | None], int]:
+    """Make `run(argv)` a command: its exit code, one line instead of a traceback for bad input.
+
+    Use as `sys.exit(main())`, or call `main(["config.yaml", "train.steps=3"])` from Python. Without arguments it takes
+    those of the process. Exit codes: 2 bad input, 3 diverged, 130 interrupted, otherwise what `run` returns (None = 0).
+    """
+
+    @wraps(run)
+    def command(argv: Sequence[str] | None = None) -> int:
+        try:
+            return run(sys.argv[1:] if argv is None else list(argv)) or 0
+        except ConfigError as error:
+            print("megajax: error:", *str(error).split(), file=sys.stderr)
+            return 2
+        except FloatingPointError as error:
+            print("megajax: stopped:", *str(error).split(), file=sys.stderr)
+            return 3
+        except KeyboardInterrupt:
+            print("megajax: interrupted", file=sys.stderr)
+            return 130
+
+    return command
+
+
+def parse_command_line(
+    prog: str,
+    description: str,
+    argv: Sequence[str],
+    extra: Callable[[argparse.ArgumentParser], object] | None = None,
+) -> tuple[Loaded, argparse.Namespace]:
+    """Read `[CONFIG.yaml] [KEY=VALUE ...] [options]` and check the configuration.
+
+    Args:
+        prog: what the user typed, e.g. `python -m megajax.train`.
+        description: one sentence for `--help`.
+        argv: the words after it.
+        extra: adds the entry point's own options to the parser; they come back in the namespace.
+
+    Raises:
+        ConfigError: anything the user has to correct.
+        SystemExit: code 0, after `--help` or `--print-config`.
+    """
+    parser = _Parser(prog=prog, description=description, epilog=EPILOG, allow_abbrev=False)
+    parser.add_argument(
+        "words", nargs="*", metavar="CONFIG.yaml|KEY=VALUE", help="configuration file, and values that override it"
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print every value and where it comes from, then stop"
+    )
+    if extra is not None:
+        extra(parser)
+    options, unknown = parser.parse_known_intermixed_args(argv)
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]}: {_instead_of(unknown[0])}")
+    overrides = [word for word in options.words if re.match(r"[\w.]+\s*=", word)]
+    files = [word for word in options.words if word not in overrides]
+    if len(files) > 1:
+        raise ConfigError(f"more than one configuration file ({', '.join(files)}); others are KEY=VALUE")
+    loaded = load_config(files[0] if files else None, overrides)
+    check_config(loaded.config)
+    if options.print_config:
+        print(describe_values(loaded))
+        raise SystemExit(0)
+    return loaded, options
+
+
+def describe_keys() -> str:
+    """Every key with its type, default and meaning."""
+    lines: list[str] = []
+    for key, field in FIELDS.items():
+        section, _, _ = key.rpartition(".")
+        if section and key == first_key(section):
+            lines.append(f"\n{section}: {SECTIONS[section]}")
+        default = "unset" if field.default is None else yaml_text(field.default)
+        lines += [f"  {key} ({type_name(field.annotation)}) = {default}", f"      {field.description}"]
+    return "\n".join(lines)
+
+
+def describe_values(loaded: Loaded) -> str:
+    """Every value with its origin, as YAML that loads again (the padded vocabulary is a comment: it is no key)."""
+    values = flat_values(loaded.config) | derived_values(loaded.config)
+    texts = [f"{'' if key in FIELDS else '# '}{key}: {yaml_text(value)}" for key, value in values.items()]
+    width = max(len(text) for text in texts if len(text) < 60)
+    return "\n".join(f"{text:<{width}}  # {loaded.origins[key]}" for text, key in zip(texts, values, strict=True))
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with errors of one line and the configuration's keys in its help."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+    def format_help(self) -> str:
+        return f"{super().format_help()}\n{describe_keys()}\n"
+
+
+def _instead_of(flag: str) -> str:
+    name = flag.partition("=")[0]
+    return f"write {nearest(name)[0]}=VALUE" if nearest(name) else did_you_mean(name)

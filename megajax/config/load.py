@@ -1,0 +1,212 @@
+"""From a YAML file, its presets and `key=value` words to one Config, remembering where every value came from.
+
+Later wins: defaults, preset of the preset, preset, file, command line. A file names its preset with the key `preset`, a
+path relative to the file itself or to the `configs/` folder. Paths that are values (`data.path`, `output_dir`) stay as
+the user wrote them: relative to the working directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from megajax.config.base import ConfigError
+from megajax.config.config import Config
+from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, type_name
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+"""The folder of presets and recipes."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration and the origin of its values."""
+
+    config: Config
+    origins: Mapping[str, str]
+    """Dotted key -> "default", "preset NAME", "file PATH", "command line" or "derived" (see `derived_values`)."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The values that one source gives, by dotted key."""
+
+    origin: str
+    values: dict[str, Any]
+
+
+def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Loaded:
+    """Read a configuration.
+
+    Args:
+        path: YAML file, relative to the working directory or to `configs/` (`models/gpt2_124m.yaml`); None = defaults.
+        overrides: `KEY=VALUE` words, e.g. `optim.lr=3e-4`, `train.rampup=[16,16,1000]`; the values are YAML.
+            `preset=models/gpt2_124m.yaml` takes the place of the file's preset.
+
+    Raises:
+        ConfigError: a file is missing or not YAML, or a key or value is not one the configuration has. Whether the
+            values fit together is another question: see `check_config`.
+    """
+    words = _Layer("command line", _read_words(overrides))
+    preset = words.values.pop("preset", None)
+    layers = [] if path is None else _read_file(_find(str(path), Path()), f"file {path}")
+    if preset is not None:
+        layers = [*_read_preset(preset, Path()), *layers[-1:]]
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for layer in [*layers, words]:
+        values |= layer.values
+        origins |= dict.fromkeys(layer.values, layer.origin)
+    config = _build(values, origins)
+    origins = dict.fromkeys(FIELDS, "default") | origins | dict.fromkeys(derived_values(config), "derived")
+    return Loaded(config, origins)
+
+
+def dump_config(config: Config) -> str:
+    """The whole configuration as YAML that `load_config` reads back equal."""
+    return yaml.safe_dump(asdict(config), sort_keys=False)
+
+
+def flat_values(config: Config) -> dict[str, Any]:
+    """Every value by its dotted key."""
+    return {key: attrgetter(key)(config) for key in FIELDS}
+
+
+def derived_values(config: Config) -> dict[str, Any]:
+    """What unset keys amount to, and the padded vocabulary, as far as the configuration alone tells."""
+    model, train = config.model, config.train
+    values = {
+        "model.num_kv_heads": model.kv_heads,
+        "model.head_dim": model.head_size,
+        "model.ffn_hidden_size": model.ffn_size,
+        "model.qkv_bias": model.has_qkv_bias,
+        "optim.decay_steps": train.steps,
+        "optim.decay_samples": train.samples,
+    }
+    derived = {key: value for key, value in values.items() if value is not None and attrgetter(key)(config) is None}
+    if model.vocab_size is not None:
+        derived["model.padded_vocab_size"] = model.padded_vocab_size
+    return derived
+
+
+def yaml_text(value: Any) -> str:
+    """One value as YAML on one line, as it could be typed into a file or after KEY=."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"))
+    return text.removesuffix("...\n").strip()
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML without the silent half of a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.MarkedYAMLError(problem=f"`{key.value}` is given twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, _UniqueKeyLoader)
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{source}:{mark.line + 1}" if mark and "\n" in text else source
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ConfigError(f"{place}: not valid YAML: {problem}") from error
+
+
+def _read_words(words: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"`{word}` on the command line is not KEY=VALUE")
+        values |= _flatten({key.strip(): _parse(value, f"`{word}` on the command line")}, "on the command line")
+    return values
+
+
+def _read_file(path: Path, origin: str, seen: tuple[Path, ...] = ()) -> list[_Layer]:
+    """The layers of a file: those of its presets, which give way, and then its own."""
+    seen = (*seen, path.resolve())
+    if len(set(seen)) < len(seen):
+        raise ConfigError(f"presets in a circle: {' -> '.join(map(str, seen))}")
+    try:
+        content = _parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read configuration file {path}: {error}") from error
+    if not isinstance(content, dict | None):
+        raise ConfigError(f"{path}: expected lines of `key: value`, found {yaml_text(content)}")
+    values = _flatten(content or {}, f"in {path}")
+    preset = values.pop("preset", None)
+    layers = [] if preset is None else _read_preset(preset, path.parent, seen)
+    return [*layers, _Layer(origin, values)]
+
+
+def _read_preset(preset: Any, beside: Path, seen: tuple[Path, ...] = ()) -> list[_Layer]:
+    if not isinstance(preset, str):
+        raise ConfigError(f"`preset` is {yaml_text(preset)}: expected the name of one YAML file")
+    return _read_file(_find(preset, beside), f"preset {preset}", seen)
+
+
+def _find(name: str, beside: Path) -> Path:
+    for folder in (beside, CONFIGS):
+        if (folder / name).exists():
+            return folder / name
+    raise ConfigError(f"configuration file {name} not found in {beside.absolute()} or {CONFIGS}")
+
+
+def _flatten(content: Mapping[Any, Any], where: str, prefix: str = "") -> dict[str, Any]:
+    """Nested mapping -> dotted keys, all of them real."""
+    flat: dict[str, Any] = {}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if key in FIELDS or key == "preset":
+            inner = {key: value}
+        elif key in SECTIONS and value is None:
+            inner = {}
+        elif isinstance(value, dict) and (value or key in SECTIONS):
+            inner = _flatten(value, where, f"{key}.")
+        elif key in SECTIONS:
+            raise ConfigError(f"`{key}` {where} is a section: give it keys, such as `{first_key(key)}`")
+        else:
+            raise ConfigError(f"unknown key `{key}` {where}: {did_you_mean(key)}")
+        if twice := flat.keys() & inner.keys():
+            raise ConfigError(f"`{min(twice)}` {where} is given twice")
+        flat |= inner
+    return flat
+
+
+def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[name] = value
+    try:
+        return Config(**nested)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, values, origins)) from error
+
+
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")
+
+
+def _explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """Pydantic's report as one line: key, value given, its origin, what is expected."""
+    expected: dict[str, str] = {}
+    for problem in error.errors():
+        loc = [str(part) for part in problem["loc"]]
+        key = loc[0] if loc[0] in FIELDS else ".".join(loc[:2])
+        expected.setdefault(key, type_name(FIELDS[key].annotation))
+        if problem["type"] in _BOUNDS:
+            expected[key] += f", {problem['msg'].removeprefix('Input should be ')}"
+    return "; ".join(
+        f"`{key}` is {yaml_text(values[key])} ({origins[key]}): expected {wish}" for key, wish in expected.items()
+    )

@@ -1,0 +1,133 @@
+"""Several sources mixed into one stream of samples, in given proportions.
+
+The order equals Megatron-LM's BlendedDataset: sample i comes from the source that is furthest behind its share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from megajax.config.base import ConfigError
+from megajax.data.cache import fingerprint, load_or_build
+from megajax.data.gpt import Dataset
+
+_SURPLUS = 1.005
+
+
+class Source(NamedTuple):
+    """One entry of a data path."""
+
+    prefix: str
+    weight: float | None
+    """Share of the samples, relative to the other sources; None = sources are used whole."""
+
+
+def parse_data_path(words: Sequence[str]) -> list[Source]:
+    """Parse `[prefix]`, `[prefix, prefix, ...]` or `[weight, prefix, weight, prefix, ...]`.
+
+    Raises:
+        ConfigError: weights and prefixes do not pair up, or a weight is not a positive finite number.
+    """
+    if len(words) == 1:
+        return [Source(words[0], None)]
+    numbers = [_number(word) for word in words]
+    if all(number is None for number in numbers):
+        return [Source(prefix, None) for prefix in words]
+    weights, prefixes = [number for number in numbers[0::2] if number is not None], words[1::2]
+    if len(words) % 2 or len(weights) != len(prefixes):
+        found = [word for word, number in zip(words, numbers, strict=True) if number is not None]
+        raise ConfigError(
+            f"data path: {len(found)} weights ({', '.join(found)}) for {len(words) - len(found)} prefixes; "
+            "write weight prefix weight prefix ..., or prefixes only"
+        )
+    for word, weight, prefix in zip(words[0::2], weights, prefixes, strict=True):
+        if not 0 < weight < math.inf:
+            raise ConfigError(
+                f"data path: weight {word} of {prefix} is not a positive finite number; leave out unused sources"
+            )
+    return [Source(prefix, weight) for weight, prefix in zip(weights, prefixes, strict=True)]
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def source_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int], list[int]]:
+    """Return how many samples each source gives, and how many to build of it: 0.5 % more, as in Megatron.
+
+    The surplus covers the greedy order, which may run slightly ahead of a source's share.
+    """
+    given = [math.ceil(num_samples * share) for share in _shares(weights)]
+    return given, [math.ceil(count * _SURPLUS) for count in given]
+
+
+def _shares(weights: Sequence[float]) -> np.ndarray:
+    return np.array(weights, np.float64) / np.sum(weights, dtype=np.float64)
+
+
+def blend_order(weights: Sequence[float], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Choose a source for each of `length` samples.
+
+    Draw i goes to the source with the largest `share * max(i, 1) - samples given so far`, the first one on a tie.
+    With weights equal to the sizes of the sources and a length of their sum, every source is used up exactly: a source
+    that has given all its samples is behind no more, while another one is. Takes 1 to 2 microseconds per draw.
+
+    Returns:
+        Source of each draw, int16 [length], and the number of the sample within that source, int64 [length].
+    """
+    shares = _shares(weights)
+    counts = np.zeros(len(shares))
+    dataset_index = np.empty(length, np.int16)
+    sample_index = np.empty(length, np.int64)
+    for start in range(0, length, 1024):
+        steps = np.arange(start, min(start + 1024, length))
+        for i, due in enumerate(np.maximum(steps, 1)[:, None] * shares, start):
+            k = (due - counts).argmax()
+            dataset_index[i], sample_index[i] = k, counts[k]
+            counts[k] += 1
+    return dataset_index, sample_index
+
+
+class BlendedDataset:
+    """A mix of datasets that looks like one.
+
+    Args:
+        datasets: the sources.
+        weights: their relative shares of the samples.
+        length: samples of the mix.
+        cache_dir: where the order is kept.
+
+    Raises:
+        ConfigError: a source is asked for more samples than it has.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float], length: int, cache_dir: Path):
+        if len(datasets) > np.iinfo(np.int16).max:
+            raise ConfigError(f"data path: {len(datasets)} sources; a blend holds at most {np.iinfo(np.int16).max}")
+        self.datasets = datasets
+        order = fingerprint("BlendedDataset", list(weights), length)
+        self.dataset_index, self.dataset_sample_index = load_or_build(
+            cache_dir, order, ("dataset_index", "dataset_sample_index"), lambda: blend_order(weights, length)
+        )
+        self.fingerprint = fingerprint(order, [dataset.fingerprint for dataset in datasets])
+        for k, asked in enumerate(np.bincount(self.dataset_index, minlength=len(datasets)).tolist()):
+            if asked > len(datasets[k]):
+                raise ConfigError(
+                    f"data path: source {k + 1} with weight {weights[k]} is asked for {asked} samples and has "
+                    f"{len(datasets[k])}; bring the weights closer together"
+                )
+
+    def __len__(self) -> int:
+        return len(self.dataset_index)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        """Return the tokens of sample `i`, int32 [<= S+1]."""
+        return self.datasets[self.dataset_index[i]][int(self.dataset_sample_index[i])]

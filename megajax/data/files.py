@@ -1,0 +1,25 @@
+"""Files that appear under their name complete, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open `path` for writing under a temporary name beside it, and rename when the block ends without an error.
+
+    Concurrent writers of the same path do not disturb each other: the last one to finish wins.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    with temporary.open("xb") as file:
+        try:
+            yield file
+        except BaseException:
+            temporary.unlink()
+            raise
+    temporary.replace(path)

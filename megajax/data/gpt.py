@@ -1,0 +1,182 @@
+"""GPT samples: documents shuffled, joined end to end, cut every S tokens, and the cuts shuffled again.
+
+Every array equals Megatron-LM's GPTDataset (document, sample and shuffle index), where a loop over documents finds the
+cuts; here they are in closed form: row k of the sample index is token k*S of the joined documents.
+Shapes: S sequence, n samples, E epochs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from megajax.config.base import ConfigError
+from megajax.data.cache import fingerprint, load_or_build
+from megajax.data.indexed import IndexedDataset
+
+
+class Dataset(Protocol):
+    """A pure function from sample number to tokens."""
+
+    fingerprint: str
+    """Hash of the order: equal fingerprints mean that sample numbers mean the same samples."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        """Return the tokens of sample `i`, int32 [<= S+1]: real tokens only, padding is the batch's business."""
+        ...
+
+
+class SampleOrder(NamedTuple):
+    """The three arrays that turn a sample number into tokens."""
+
+    document_index: np.ndarray
+    """Sequence numbers in the order they are joined, int32 [E * sequences]."""
+    sample_index: np.ndarray
+    """(position in document_index, token offset in it) where each sample starts and the last one ends, [n+1, 2]."""
+    shuffle_index: np.ndarray
+    """Row of sample_index for each sample number, [n]."""
+
+
+def count_epochs(tokens: int, num_samples: int | None, seq_length: int) -> int:
+    """Return the smallest number of passes over `tokens` that yields the samples and the one token after them."""
+    return 1 if num_samples is None else max(1, -(-(num_samples * seq_length + 1) // tokens))
+
+
+def build_sample_order(
+    lengths: np.ndarray, indices: np.ndarray, num_samples: int | None, seq_length: int, seed: int
+) -> SampleOrder:
+    """Compute the order of samples.
+
+    Args:
+        lengths: tokens of every sequence in the file.
+        indices: the sequences that may be used, int32.
+        num_samples: at least this many samples; None = as many as one epoch has.
+        seq_length: S.
+        seed: of the one random stream behind both shuffles.
+    """
+    tokens = int(lengths[indices].sum(dtype=np.int64))
+    epochs = count_epochs(tokens, num_samples, seq_length)
+    samples = (epochs * tokens - 1) // seq_length
+    before_last = _samples_before_separate_epoch(tokens, epochs, num_samples, seq_length)
+
+    rng = np.random.RandomState(seed)
+    indices = indices.astype(np.int32)
+    if before_last is None:
+        documents = _shuffle_blocks(rng, np.tile(indices, epochs))
+    else:
+        documents = _shuffle_blocks(rng, np.tile(indices, epochs - 1), indices.copy())
+    starts = sample_starts(lengths[documents], samples, seq_length)
+    order = np.arange(samples, dtype=np.uint32 if samples < 2**32 - 2 else np.int64)
+    shuffled = _shuffle_blocks(rng, *np.split(order, [] if before_last is None else [before_last]))
+    return SampleOrder(documents, starts, shuffled)
+
+
+def _samples_before_separate_epoch(tokens: int, epochs: int, num_samples: int | None, seq_length: int) -> int | None:
+    """Return how many samples precede the last epoch if that one is shuffled apart, None if it is not.
+
+    Megatron keeps the last epoch apart when less than 80 % of it is used, so that its documents do not crowd out the
+    ones of complete epochs.
+    """
+    if num_samples is None or epochs == 1:
+        return None
+    before_last = ((epochs - 1) * tokens - 1) // seq_length
+    per_epoch = (tokens - 1) // seq_length
+    return before_last if num_samples - before_last < int(0.80 * per_epoch) else None
+
+
+def _shuffle_blocks(rng: np.random.RandomState, *blocks: np.ndarray) -> np.ndarray:
+    for block in blocks:
+        rng.shuffle(block)
+    return np.concatenate(blocks)
+
+
+def sample_starts(lengths: np.ndarray, samples: int, seq_length: int) -> np.ndarray:
+    """Return the sample index [samples+1, 2] over sequences of these lengths, already in their final order.
+
+    Row k is where token k*S of the joined sequences lies; sequences without tokens are stepped over, except that row 0
+    is (0, 0) as in Megatron.
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    cuts = np.arange(samples + 1, dtype=np.int64) * seq_length
+    position = np.searchsorted(ends, cuts, side="right")
+    offset = cuts - (ends[position] - lengths[position])
+    position[0] = 0
+    small = max(len(lengths), int(lengths.max())) <= np.iinfo(np.int32).max
+    return np.stack([position, offset], axis=1).astype(np.int32 if small else np.int64)
+
+
+class GPTDataset:
+    """Samples of S+1 tokens over some sequences of one token file.
+
+    Args:
+        indexed: the token file.
+        indices: the sequences of it that may be used, int32.
+        num_samples: at least this many samples, over as many epochs as that takes; None = one epoch.
+        seq_length: S.
+        seed: of the shuffles.
+        name: of the split, for messages.
+        cache_dir: where the order is kept.
+        vocab_size: ids at or above it are refused when read; unset = not checked.
+
+    Raises:
+        ConfigError: not a single sample can be made; on reading, a token id outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        indexed: IndexedDataset,
+        indices: np.ndarray,
+        num_samples: int | None,
+        seq_length: int,
+        seed: int,
+        name: str,
+        cache_dir: Path,
+        vocab_size: int | None = None,
+    ):
+        self._indexed, self._vocab_size = indexed, vocab_size
+        lengths = indexed.lengths[indices]
+        tokens = int(lengths.sum(dtype=np.int64))
+        if tokens < (seq_length + 1 if num_samples is None else 1):
+            raise ConfigError(
+                f"{indexed.bin_path}: the {name} split of {len(indices)} documents has {tokens} tokens and one sample "
+                f"needs {seq_length + 1}; add text, enlarge the split or shorten seq_length"
+            )
+        self.epochs = count_epochs(tokens, num_samples, seq_length)
+        self.fingerprint = fingerprint("GPTDataset", lengths, indices, num_samples, seq_length, seed)
+        arrays = load_or_build(
+            cache_dir,
+            self.fingerprint,
+            SampleOrder._fields,
+            lambda: build_sample_order(indexed.lengths, indices, num_samples, seq_length, seed),
+        )
+        self.order = SampleOrder(*arrays)
+
+    def __len__(self) -> int:
+        return len(self.order.shuffle_index)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        """Return the tokens of sample `i`, int32 [S+1]; neighbours in the joined documents share one token."""
+        row = self.order.shuffle_index[i]
+        (first, start), (last, end) = self.order.sample_index[row : row + 2].tolist()
+        pieces = []
+        for position in range(first, last + 1):
+            offset = start if position == first else 0
+            length = end + 1 - offset if position == last else None
+            pieces.append(self._indexed.get(self.order.document_index[position], offset, length))
+        tokens = np.concatenate(pieces)
+        self._check_vocabulary(tokens)
+        return tokens.astype(np.int32)
+
+    def _check_vocabulary(self, tokens: np.ndarray) -> None:
+        if self._vocab_size is None:
+            return
+        for token in (int(tokens.max()), int(tokens.min())):
+            if not 0 <= token < self._vocab_size:
+                raise ConfigError(
+                    f"{self._indexed.bin_path}: token id {token} outside the vocabulary of {self._vocab_size}; "
+                    "the file was written with another tokenizer"
+                )

@@ -1,0 +1,102 @@
+"""The progress line: Megatron-LM's fields in Megatron-LM's order, so that its log parsers work, then ours.
+
+    [2025-01-31 12:00:00.000000] iteration      100/    1000 | consumed samples:         6400 | elapsed time per ... |
+
+After the standard fields come `tokens per second: ... | MFU (%): ... |` in the same form.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+
+from megajax.observe.throughput import Speed
+
+
+@dataclass
+class Interval:
+    """Sums since the last log line."""
+
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    nans: int = 0
+    loss_sum: float = 0.0
+
+    def add(self, loss: float, skipped: bool, samples: int, seconds: float) -> None:
+        """Count one step. As in Megatron-LM, a skipped step's loss stays out of the mean."""
+        self.steps += 1
+        self.samples += samples
+        self.seconds += seconds
+        if skipped:
+            self.skipped += 1
+            self.nans += not math.isfinite(loss)
+        else:
+            self.loss_sum += loss
+
+    @property
+    def loss(self) -> float | None:
+        """Mean over the steps that were not skipped."""
+        taken = self.steps - self.skipped
+        return self.loss_sum / taken if taken else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRecord:
+    """What one line says about the steps since the line before."""
+
+    step: int
+    total_steps: int
+    samples: int
+    """Samples consumed since the start of the run."""
+    batch_size: int
+    """Samples of the last step."""
+    speed: Speed
+    """Mean over the interval."""
+    learning_rate: float
+    """Of the last step, as are the scale and the norms."""
+    loss: float | None
+    """Mean of the steps that were not skipped; None if there is none."""
+    loss_scale: float
+    grad_norm: float
+    params_norm: float | None = None
+    skipped: int
+    """Steps skipped in the interval."""
+    nans: int
+    """Skipped steps whose loss itself was not finite."""
+
+
+def format_log_line(record: LogRecord, now: datetime) -> str:
+    """One line, starting with a space and ending with ` |`, like Megatron-LM's."""
+    r = record
+    fields = [
+        f"iteration {r.step:8d}/{r.total_steps:8d}",
+        f"consumed samples: {r.samples:12d}",
+        f"elapsed time per iteration (ms): {r.speed.seconds * 1e3:.1f}",
+        f"throughput per GPU (TFLOP/s/GPU): {r.speed.tflops_per_device:.1f}",
+        f"learning rate: {r.learning_rate:.6E}",
+        f"global batch size: {r.batch_size:5d}",
+        *([f"lm loss: {r.loss:.6E}"] if r.loss is not None else []),
+        f"loss scale: {r.loss_scale:.1f}",
+        f"grad norm: {r.grad_norm:.3f}",
+        *([f"params norm: {r.params_norm:.3f}"] if r.params_norm is not None else []),
+        f"number of skipped iterations: {r.skipped:3d}",
+        f"number of nan iterations: {r.nans:3d}",
+        f"tokens per second: {r.speed.tokens_per_second:.1f}",
+        f"MFU (%): {f'{r.speed.mfu * 100:.1f}' if r.speed.mfu is not None else 'n/a'}",
+    ]
+    return f" [{now:%Y-%m-%d %H:%M:%S.%f}] " + " | ".join(fields) + " |"
+
+
+def format_evaluation(step: int, loss: float, split: str) -> str:
+    """Megatron-LM's three lines after an evaluation: `split` is "validation" or "test"."""
+    line = f" {split} loss at iteration {step} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity(loss):.6E} | "
+    rule = "-" * (len(line) + 1)
+    return f"{rule}\n{line}\n{rule}"
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), with the loss cut at 20 as Megatron-LM reports it."""
+    return math.exp(min(20.0, loss))

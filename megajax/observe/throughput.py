@@ -1,0 +1,83 @@
+"""How fast a run is: seconds per step, tokens/s, TFLOP/s per device, MFU.
+
+MFU (model FLOPs utilisation, PaLM, 2204.02311, appendix B) = model FLOPs / (seconds x devices x peak FLOP/s). Model
+FLOPs leave recomputation out, so recomputing more cannot raise it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Mean speed of some steps."""
+
+    seconds: float
+    """Per step."""
+    tokens_per_second: float
+    """Over all devices."""
+    tflops_per_device: float
+    """Model FLOPs, 1e12 per second."""
+    mfu: float | None
+    """Fraction of the peak; None if the peak is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """What a sample costs and what the devices could do at best."""
+
+    flops_per_sample: float
+    """Model FLOPs, forward and backward."""
+    tokens_per_sample: int
+    """S."""
+    devices: int
+    attention: str
+    """Convention of `flops_per_sample`: "full" or "causal" attention scores."""
+    peak_flops: float | None
+    """Dense FLOP/s of one device; None = unknown."""
+    peak_label: str
+    """Where the peak comes from."""
+
+    def speed(self, samples: int, seconds: float, steps: int = 1) -> Speed:
+        """Speed of `steps` steps that took `seconds` together for `samples` samples."""
+        flops_per_second = self.flops_per_sample * samples / seconds / self.devices
+        return Speed(
+            seconds=seconds / steps,
+            tokens_per_second=self.tokens_per_sample * samples / seconds,
+            tflops_per_device=flops_per_second / 1e12,
+            mfu=flops_per_second / self.peak_flops if self.peak_flops else None,
+        )
+
+    def describe(self) -> str:
+        """The formula behind the numbers, to be printed once per run."""
+        return (
+            f"MFU = model FLOPs / (seconds x {self.devices} devices x peak); model FLOPs per sample "
+            f"{self.flops_per_sample:.4g} ({self.attention} attention, no recomputation); peak {self.peak_label}"
+        )
+
+
+class StepTimer:
+    """Wall time from one lap to the next, without what happens inside `paused()` (evaluation, checkpoints)."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._start = clock()
+
+    def lap(self) -> float:
+        """Seconds since the previous lap."""
+        now = self._clock()
+        seconds, self._start = now - self._start, now
+        return seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock for a while."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self._start += self._clock() - begin

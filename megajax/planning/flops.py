@@ -1,0 +1,76 @@
+"""Model FLOPs of a transformer: what the arithmetic needs, whatever the layout or the recomputation.
+
+A multiply-add is 2 FLOPs. Only matrix products count (embedding lookup, norms, softmax and rotary embedding do not),
+and the backward pass is twice the forward. Two conventions for the attention scores exist, and published numbers mix
+them:
+
+- "full": all S^2 scores; the Megatron papers, Megatron-LM before core 0.12, most published MFU figures;
+- "causal": half of them, what a causal kernel computes; Megatron-LM since core 0.12.
+
+Shapes: B batch, S sequence, D embed, N heads, K kv heads, H head dim, F mlp, V padded vocab, L layers; T = B S tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from megajax.config.model import ModelConfig
+
+AttentionConvention = Literal["full", "causal"]
+Remat = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of the forward pass, by part (all layers together)."""
+
+    projections: int
+    """Query, key, value and output projections."""
+    core: int
+    """Scores and weighted sum of the values."""
+    mlp: int
+    """The two (swiglu: three) matrices of the MLP."""
+    logits: int
+    """Output matrix."""
+
+    @property
+    def forward(self) -> int:
+        """One forward pass."""
+        return self.projections + self.core + self.mlp + self.logits
+
+    @property
+    def model(self) -> int:
+        """Forward and backward: the numerator of MFU."""
+        return 3 * self.forward
+
+    def hardware(self, remat: Remat) -> int:
+        """Forward, backward and recomputation: the numerator of HFU, as the Megatron papers count it.
+
+        full: one more forward of the blocks (2104.04473, eq. 3). selective: the attention core is charged once more
+        with forward and backward (2205.05198, appendix A), three times the one extra forward that runs.
+        """
+        blocks = self.projections + self.core + self.mlp
+        return self.model + {"none": 0, "selective": 3 * self.core, "full": blocks}[remat]
+
+
+def count_flops(model: ModelConfig, batch: int, sequence: int, attention: AttentionConvention) -> Flops:
+    """FLOPs of `batch` samples of `sequence` tokens.
+
+    For multi-head attention, F = 4 D and "full" this is 72 B L S D^2 (1 + S / 6D + V / 12DL) (2104.04473, section 5.1).
+    """
+    tokens, layers, width = batch * sequence, model.num_layers, model.hidden_size
+    queries, keys = model.num_heads * model.head_size, model.kv_heads * model.head_size
+    matrices = 3 if model.activation == "swiglu" else 2
+    scores = tokens * sequence * queries
+    return Flops(
+        projections=layers * 2 * tokens * width * (queries + 2 * keys + queries),
+        core=layers * (4 * scores if attention == "full" else 2 * scores),
+        mlp=layers * 2 * tokens * width * model.ffn_size * matrices,
+        logits=2 * tokens * width * model.padded_vocab_size,
+    )
+
+
+def flops_per_token(model: ModelConfig, sequence: int, attention: AttentionConvention) -> float:
+    """Model FLOPs (forward and backward) per trained token."""
+    return count_flops(model, 1, sequence, attention).model / sequence

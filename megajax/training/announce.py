@@ -1,0 +1,71 @@
+"""Loud choices: what a run is about to do, said once at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+from jax.sharding import Mesh
+
+from megajax.config.config import Config
+from megajax.data.gpt import Dataset
+from megajax.models.sizes import parameter_count
+from megajax.observe.throughput import Throughput
+from megajax.parallel.kernels import Kernel
+from megajax.planning.flops import flops_per_token
+from megajax.planning.hardware import device_peak
+from megajax.training.run_directory import RunDirectory
+
+ATTENTION_FLOPS = "causal"
+"""Convention of the model FLOPs: Megatron-LM's since core 0.12."""
+
+
+def throughput_of(config: Config, mesh: Mesh) -> Throughput:
+    """What a sample costs and what the devices could do, for MFU."""
+    peak = device_peak(jax.devices()[0], config.train.precision, config.log.peak_tflops)
+    seq_length = config.data.seq_length
+    return Throughput(
+        flops_per_sample=seq_length * flops_per_token(config.model, seq_length, ATTENTION_FLOPS),
+        tokens_per_sample=seq_length,
+        devices=mesh.size,
+        attention=ATTENTION_FLOPS,
+        peak_flops=peak.flops,
+        peak_label=peak.label,
+    )
+
+
+def announce(
+    config: Config,
+    mesh: Mesh,
+    kernel: Kernel,
+    datasets: Mapping[str, Dataset | None],
+    steps: int,
+    resumed_step: int,
+    run: RunDirectory,
+) -> None:
+    """Print run, mesh, kernel, policies, sizes and data, on process 0."""
+    if jax.process_index() > 0:
+        return
+    train, model = config.train, config.model
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
+    sequence = "on" if config.parallel.sequence_parallel and mesh.shape["tensor"] > 1 else "off"
+    count = parameter_count(model)
+    sizes = ", ".join(f"{name} {len(data) if data else 0:,}" for name, data in datasets.items())
+    start = f"resumed at step {resumed_step}" if resumed_step else "new"
+    rows = {
+        "run": f"{run.path} ({start} of {steps} steps)",
+        "mesh": f"{axes} ({jax.devices()[0].device_kind}), sequence parallel {sequence}",
+        "model": f"{count / 1e6:,.1f} M parameters, vocabulary {model.vocab_size} (+{model.padded_vocab_size - (model.vocab_size or 0)} padding)",
+        "state": f"{count * 16 / 2**30:.3f} GiB in all (fp32 weights, gradients, two moments), sharded over fsdp and tensor",
+        "precision": f"{train.precision}, remat {train.remat}",
+        "attention": f"{kernel.name} ({kernel.reason})",
+        "batch": f"{train.global_batch_size} x {config.data.seq_length} tokens, micro batch {train.micro_batch_size}",
+        "samples": f"{sizes}; {_epochs(datasets['train'])}",
+    }
+    for name, text in rows.items():
+        print(f"{name:>10}: {text}")
+
+
+def _epochs(dataset: Dataset | None) -> str:
+    epochs = getattr(dataset, "epochs", None)
+    return f"{epochs} epoch(s) of the training documents" if epochs else "blended sources"

@@ -1,0 +1,52 @@
+"""Global batch size as a function of consumed samples: constant, or Megatron-LM's linear ramp-up in equal increments.
+
+A ramp (start, increment, samples) climbs from `start` to the final size in k = (final - start) / increment increments
+spread evenly over `samples`; each step asks for its size before it runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megajax.config.train import TrainConfig
+
+
+@dataclass(frozen=True)
+class BatchSizeRamp:
+    """Sizes in samples per step; `start == final` is a constant batch size."""
+
+    start: int
+    increment: int
+    ramp_samples: int
+    final: int
+
+    @classmethod
+    def from_config(cls, train: TrainConfig) -> BatchSizeRamp:
+        """The ramp of `train.rampup` (checked by `config.checks`), or a constant `train.global_batch_size`."""
+        final = train.global_batch_size
+        start, increment, ramp_samples = train.rampup or (final, 1, 0)
+        return cls(start, increment, ramp_samples, final)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Every size the run can use, ascending; one compiled step each."""
+        return tuple(range(self.start, self.final + 1, self.increment))
+
+    def batch_size_at(self, consumed: int) -> int:
+        """Samples of the step that starts after `consumed` samples."""
+        if consumed > self.ramp_samples:
+            return self.final
+        # Integer form of floor(consumed / (ramp_samples / k)): no rounding at the borders.
+        increments = consumed * (len(self.sizes) - 1) // max(self.ramp_samples, 1)
+        return min(self.final, self.start + increments * self.increment)
+
+    def steps_for_samples(self, samples: int) -> int:
+        """Whole steps that fit into `samples`; what is left over is less than one batch and is not trained on."""
+        steps = consumed = 0
+        while consumed <= self.ramp_samples:
+            size = self.batch_size_at(consumed)
+            if consumed + size > samples:
+                return steps
+            consumed += size
+            steps += 1
+        return steps + (samples - consumed) // self.final

@@ -1,0 +1,43 @@
+"""Loss on held-out samples: the sum of token losses over the number of tokens, every sample once.
+
+Each evaluation reads the same samples, the first ones of the split, so that its values compare along a run. (Megatron-LM
+moves on through the split instead; its values then differ by the samples as well.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from megajax.config.data import DataConfig
+from megajax.data.batch import make_batch
+from megajax.models.gpt import Gpt
+from megajax.parallel.run import Batch
+from megajax.training.feed import Feed
+
+EvalStep = Callable[[Gpt, Batch], tuple[jax.Array, jax.Array]]
+
+
+class Evaluator:
+    """Mean token loss over up to `steps` global batches of a split; the last batch may be short."""
+
+    def __init__(self, step: EvalStep, feed: Feed, data: DataConfig, eod: int, batch_size: int, steps: int) -> None:
+        """`batch_size` samples at a time; it does not change the result."""
+        self._step, self._feed, self._data, self._eod = step, feed, data, eod
+        self._batch_size, self._samples = batch_size, batch_size * steps
+
+    def __call__(self, params: Gpt, dataset: Sequence[np.ndarray]) -> float:
+        """Loss in nats per token."""
+        total, tokens = 0.0, 0.0
+        count = min(self._samples, len(dataset))
+        rows = self._feed.rows(self._batch_size)
+        for start in range(0, count, self._batch_size):
+            # Rows past the end are empty samples, which the loss mask leaves out: one compiled shape for all batches.
+            ids = start + rows
+            samples = [dataset[i] if i < count else np.empty(0, np.int32) for i in ids.tolist()]
+            batch = make_batch(samples, ids, self._data, self._eod)
+            loss, n = self._step(params, self._feed.place(batch, self._batch_size))
+            total, tokens = total + float(loss), tokens + float(n)
+        return total / tokens

@@ -1,0 +1,55 @@
+"""From batches in host memory to global arrays on the mesh, [M, B, S] each.
+
+Sample j of a global batch is row j % B of microbatch j // B: the same sample numbers meet the same step under every
+layout, only their grouping into microbatches changes. A process reads only the rows that its devices hold.
+
+Shapes: G global batch, M microbatches, B = micro batch x data x fsdp samples of one, S sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from megajax.parallel.rules import Rules
+from megajax.parallel.run import Batch
+
+
+class Feed:
+    """Cuts global batches for one mesh."""
+
+    def __init__(self, rules: Rules, micro_batch_size: int, shardings: Mapping[str, NamedSharding]) -> None:
+        """`shardings` of the arrays that the step eats (`training.step.batch_shardings`)."""
+        self.width = micro_batch_size * rules.size("data", "fsdp")
+        self.shardings = shardings
+
+    def microbatches(self, global_batch_size: int) -> int:
+        """M of a global batch of this size (`config.check_batch` has refused what does not divide)."""
+        return global_batch_size // self.width
+
+    def rows(self, global_batch_size: int) -> np.ndarray:
+        """Which samples of a global batch this process needs, ascending."""
+        shape = (self.microbatches(global_batch_size), self.width)
+        held = np.zeros(shape, bool)
+        for index in self.shardings["sample_ids"].addressable_devices_indices_map(shape).values():
+            held[index] = True
+        return np.flatnonzero(held)
+
+    def place(self, batch: Mapping[str, np.ndarray], global_batch_size: int) -> Batch:
+        """Host arrays of the rows `rows(global_batch_size)` -> global arrays, sharded for the step."""
+        shape = (self.microbatches(global_batch_size), self.width)
+        position = np.full(global_batch_size, -1)
+        rows = self.rows(global_batch_size)
+        position[rows] = np.arange(len(rows))
+        position = position.reshape(shape)
+
+        def place(name: str, host: np.ndarray) -> jax.Array:
+            def shard(index: tuple[slice, ...]) -> np.ndarray:
+                return host[position[index[:2]]][(slice(None), slice(None), *index[2:])]
+
+            return jax.make_array_from_callback((*shape, *host.shape[1:]), self.shardings[name], shard)
+
+        return {name: place(name, host) for name, host in batch.items()}

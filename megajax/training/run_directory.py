@@ -1,0 +1,91 @@
+"""The output directory of a run: who owns it, and what is where.
+
+    config.yaml      every value of the run          data/         token files made from data.text
+    checkpoints/     one directory a step            tokenizer.*   a tokenizer trained for the run
+    metrics.jsonl    one record a step               tensorboard/
+
+The first start writes config.yaml; a later start must want the same run. Values that shape the result may not change.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megajax.config.base import ConfigError
+from megajax.config.config import Config
+from megajax.config.load import dump_config, flat_values, load_config
+
+FREE = (
+    "output_dir", "parallel", "log", "evaluation", "checkpoint",
+    "train.steps", "train.samples", "train.micro_batch_size", "train.remat", "train.attention",
+    "data.prefetch", "data.cache_dir",
+)  # fmt: skip
+"""Keys and sections that may differ when a run is resumed: layout, reporting, saving, and how long it runs."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of a run."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        """Values of the first start."""
+        return self.path / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Orbax's directory."""
+        return self.path / "checkpoints"
+
+    @classmethod
+    def claim(cls, config: Config) -> RunDirectory:
+        """Take the directory for a run of `config`, or find it taken by that very run.
+
+        Raises:
+            ConfigError: it holds another run, or files that are no run.
+        """
+        run = cls(Path(config.output_dir))
+        if run.config_file.exists():
+            run._require_same(config)
+        elif run.path.exists() and any(run.path.iterdir()):
+            raise ConfigError(f"{run.path} holds files but no run (no config.yaml): choose another output_dir")
+        else:
+            try:
+                run.path.mkdir(parents=True, exist_ok=True)
+                temporary = run.config_file.with_suffix(".tmp")
+                temporary.write_text(dump_config(config), encoding="utf-8")
+                os.replace(temporary, run.config_file)
+            except OSError as error:
+                raise ConfigError(f"output_dir {run.path} cannot be written: {error.strerror}") from error
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> tuple[RunDirectory, Config]:
+        """An existing run and its configuration.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        run = cls(Path(path))
+        if not run.config_file.is_file():
+            raise ConfigError(f"{path} is not a run of megajax: it has no config.yaml")
+        return run, load_config(run.config_file.resolve()).config
+
+    def _require_same(self, config: Config) -> None:
+        before = flat_values(load_config(self.config_file.resolve()).config)
+        for key, value in flat_values(config).items():
+            if before[key] != value and not any(key == free or key.startswith(f"{free}.") for free in FREE):
+                raise ConfigError(
+                    f"{self.path} holds another run: its {key} is {_short(before[key])}, now {_short(value)}; "
+                    "choose another output_dir, or delete it to start over"
+                )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,32 @@
+"""A few words from the model when training ends."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from megajax.config.config import Config
+from megajax.data.tokenizers import Tokenizer
+from megajax.models.decode import generate
+from megajax.models.gpt import Gpt
+from megajax.models.sampling import Sampling
+
+SAMPLING = Sampling(temperature=0.8, top_p=0.95)
+
+
+def print_sample(config: Config, params: Gpt, tokenizer: Tokenizer) -> None:
+    """Continue `log.sample_prompt`, if there is one, on one device."""
+    prompt = config.log.sample_prompt
+    if prompt is None or jax.process_index() > 0:
+        return
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        return
+    model = jax.device_put(params, jax.local_devices()[0])
+    room = config.model.max_positions - len(ids)
+    out = generate(
+        model, jnp.array([ids]), jnp.array([len(ids)]), jnp.uint32(config.train.seed),
+        new_tokens=min(config.log.sample_tokens, room), sampling=SAMPLING, end_ids=(tokenizer.eod_id,),
+    )  # fmt: skip
+    text = tokenizer.decode([*ids, *out.tokens[0, : int(out.lengths[0])].tolist()])
+    print(f"sample ({SAMPLING.temperature=}, {SAMPLING.top_p=}):\n{text}")

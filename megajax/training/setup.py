@@ -1,0 +1,42 @@
+"""From the configuration as the user wrote it to the one that a run needs: tokenizer, token files, vocabulary size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from megajax.config.base import ConfigError
+from megajax.config.checks import check_config
+from megajax.config.config import Config
+from megajax.data.prepare import prepare_text
+from megajax.data.tokenizers import Tokenizer, build_tokenizer
+from megajax.training.run_directory import RunDirectory
+
+
+def prepare(config: Config, run: RunDirectory) -> tuple[Config, Tokenizer]:
+    """Make (once) what `data.text` asks for, load the tokenizer and give the model its vocabulary size.
+
+    Raises:
+        ConfigError: the text or the tokenizer cannot be used, or the model's vocabulary is smaller than the tokenizer's.
+    """
+    data, tokenizer_config = prepare_text(config.data, config.tokenizer, run.path)
+    tokenizer = build_tokenizer(tokenizer_config)
+    wanted = config.model.vocab_size
+    if wanted is not None and wanted < tokenizer.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {wanted} but the tokenizer has {tokenizer.vocab_size} ids: unset it, or raise it"
+        )
+    model = replace(config.model, vocab_size=wanted or tokenizer.vocab_size)
+    config = replace(config, data=data, tokenizer=tokenizer_config, model=model)
+    check_config(config)
+    return config, tokenizer
+
+
+def check_tokenizer(tokenizer: Tokenizer, record: dict[str, Any], run: RunDirectory) -> None:
+    """Refuse to resume a run whose tokenizer now gives other ids."""
+    if record["tokenizer"] != tokenizer.identity:
+        changed = [key for key, value in tokenizer.identity.items() if record["tokenizer"].get(key) != value]
+        raise ConfigError(
+            f"the tokenizer of {run.path} changed since its checkpoint ({', '.join(changed)}): "
+            "restore the old files, or choose another output_dir"
+        )

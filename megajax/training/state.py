@@ -1,0 +1,55 @@
+"""Everything that a training step changes, as one pytree."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from megajax.config.config import Config
+from megajax.config.train import LossScaleConfig
+from megajax.models.gpt import Gpt
+from megajax.models.parameters import annotate, roles
+from megajax.training.loss_scale import LossScale, init_loss_scale
+from megajax.training.optimizer import build_optimizer
+
+
+class TrainState(NamedTuple):
+    """What a checkpoint holds."""
+
+    step: jax.Array
+    """int32, steps taken, skipped ones included."""
+    samples: jax.Array
+    """int32, samples seen by steps that were not skipped: what the learning rate is a function of."""
+    params: Gpt
+    """fp32 master weights."""
+    opt_state: Any
+    """Moments and counts of the optimizer."""
+    loss_scale: LossScale
+    """fp16 scaler; constant 1 in other precisions."""
+
+
+def init_state(key: jax.Array, config: Config, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step; a pure function of (key, config), the same bits on every layout."""
+    params = Gpt(key, config.model)
+    return TrainState(
+        step=jnp.int32(0),
+        samples=jnp.int32(0),
+        params=params,
+        opt_state=optimizer.init(params),
+        loss_scale=init_loss_scale(scaling(config)),
+    )
+
+
+def scaling(config: Config) -> LossScaleConfig:
+    """How the loss is scaled: `config.loss_scale` under fp16, a constant 1 otherwise."""
+    return config.loss_scale if config.train.precision == "fp16" else LossScaleConfig(constant=1.0)
+
+
+def optimizer_for(config: Config) -> optax.GradientTransformation:
+    """The update rule of `config.optim`, knowing role and axes of every parameter of `config.model`."""
+    model = jax.eval_shape(lambda key: Gpt(key, config.model), jax.random.key(0))
+    axes = annotate(model, lambda _, param: param.get_metadata()["axes"])
+    return build_optimizer(config.optim, roles(model), axes)

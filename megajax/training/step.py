@@ -1,0 +1,126 @@
+"""The training step: loss, gradients, update, as one jitted function of (state, batch).
+
+Loss is the sum of token losses over the number of unmasked tokens of the global batch, whatever the layout and the
+accumulation. Gradients and optimizer are fp32; under bf16 and fp16 the forward and backward pass run on a copy of the
+weights that is cast once a step.
+
+Shapes: M microbatches, B samples of a microbatch over all replicas, S sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from megajax.config.config import Config
+from megajax.config.data import DataConfig
+from megajax.models.gpt import Gpt
+from megajax.models.parameters import cast
+from megajax.parallel.rules import Rules
+from megajax.parallel.run import Batch, loss_and_gradients, loss_only
+from megajax.training.loss_scale import update_loss_scale
+from megajax.training.optimizer import apply_update, clip_by_global_norm, global_norm
+from megajax.training.schedule import Schedule, learning_rate
+from megajax.training.state import TrainState, init_state, optimizer_for, scaling
+
+DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
+Metrics = dict[str, jax.Array]
+
+
+def batch_shardings(rules: Rules, data: DataConfig) -> dict[str, NamedSharding]:
+    """Where every array of a batch [M, B, ...] goes: samples over (data, fsdp), positions over context."""
+    tokens = NamedSharding(rules.mesh, rules.in_compute((None, "batch", "sequence"), manual=()))
+    samples = NamedSharding(rules.mesh, rules.in_compute((None, "batch"), manual=()))
+    names = ["tokens", "labels", "loss_mask", "positions", *(["segment_ids"] if data.reset_attention else [])]
+    return {**dict.fromkeys(names, tokens), "sample_ids": samples}
+
+
+def build_init(config: Config, rules: Rules) -> tuple[Callable[[jax.Array], TrainState], TrainState, TrainState]:
+    """The jitted initialiser, and shape and sharding of what it gives."""
+    optimizer = optimizer_for(config)
+    init = lambda key: init_state(key, config, optimizer)  # noqa: E731
+    abstract = jax.eval_shape(init, jax.random.key(0))
+    shardings = rules.shardings(abstract)
+    return jax.jit(init, out_shardings=shardings), abstract, shardings
+
+
+def build_train_step(
+    config: Config, rules: Rules, schedule: Schedule, attention: str
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """The jitted step; the state is donated.
+
+    A step that must not count (an fp16 overflow, or no unmasked token at all) leaves parameters, moments, counts and
+    schedule untouched; `skipped` says so. So does a non-finite gradient in other precisions, where the caller
+    stops: the state that is left is the last good one.
+
+    Metrics are fp32 scalars under Megatron-LM's names: "lm loss" (mean over tokens), "learning-rate", "grad-norm" (before
+    clipping), "loss-scale", with `log.params_norm` "params-norm"; and "tokens", "skipped", "skips-at-minimum".
+    """
+    optimizer = optimizer_for(config)
+    dropout = config.model.hidden_dropout > 0 or config.model.attention_dropout > 0
+    gradients_of = loss_and_gradients(rules, attention, config.train.remat, config.train.seed if dropout else None)
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        tokens = batch["loss_mask"].sum()
+        scale = state.loss_scale.scale
+        # The scale and the mean go into the weights of the tokens, so that no fp16 cotangent is ever unscaled.
+        weights = batch["loss_mask"] * (scale / jnp.maximum(tokens, 1))
+        model = cast(state.params, DTYPES[config.train.precision])
+        loss, gradients = gradients_of(model, batch, weights, state.step)
+        loss, gradients = loss / scale, jax.tree.map(lambda g: g / scale, gradients)
+        gradients, norm = clip_by_global_norm(gradients, config.optim.clip_grad)
+        overflow = ~jnp.isfinite(norm)
+        skip = overflow | (tokens == 0)
+        lr = learning_rate(state.samples, schedule)
+        params, opt_state = apply_update(state.params, state.opt_state, gradients, lr, optimizer, skip)
+        samples = batch["sample_ids"].size
+        new_state = TrainState(
+            step=state.step + 1,
+            samples=state.samples + jnp.where(skip, 0, samples),
+            params=params,
+            opt_state=opt_state,
+            loss_scale=update_loss_scale(state.loss_scale, overflow, scaling(config)),
+        )
+        metrics = {
+            "lm loss": loss,
+            "tokens": tokens,
+            "grad-norm": norm,
+            "learning-rate": lr,
+            "loss-scale": scale,
+            "skipped": skip.astype(jnp.float32),
+            "skips-at-minimum": new_state.loss_scale.skips_at_minimum.astype(jnp.float32),
+        }
+        if config.log.params_norm:
+            metrics["params-norm"] = global_norm(params)
+        return new_state, metrics
+
+    return _compile(step, config, rules, donate=True)
+
+
+def build_eval_step(
+    config: Config, rules: Rules, attention: str
+) -> Callable[[Gpt, Batch], tuple[jax.Array, jax.Array]]:
+    """Jitted f(params, batch) -> (sum of token losses, number of unmasked tokens), without dropout."""
+    loss_of = loss_only(rules, attention)
+
+    def evaluate(params: Gpt, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        model = cast(params, DTYPES[config.train.precision])
+        return loss_of(model, batch, batch["loss_mask"]), batch["loss_mask"].sum()
+
+    abstract = jax.eval_shape(lambda key: Gpt(key, config.model), jax.random.key(0))
+    return jax.jit(evaluate, in_shardings=(rules.shardings(abstract), batch_shardings(rules, config.data)))
+
+
+def _compile(step: Any, config: Config, rules: Rules, donate: bool) -> Any:
+    _, _, shardings = build_init(config, rules)
+    replicated = NamedSharding(rules.mesh, PartitionSpec())
+    return jax.jit(
+        step,
+        in_shardings=(shardings, batch_shardings(rules, config.data)),
+        out_shardings=(shardings, replicated),
+        donate_argnums=(0,) if donate else (),
+    )

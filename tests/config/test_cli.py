@@ -1,0 +1,142 @@
+"""The command line: exit codes, one line per mistake, help, and where every value comes from."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megajax.config import Config, load_config
+from megajax.config.cli import entry_point, parse_command_line
+from megajax.config.keys import FIELDS
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER = """
+import sys
+from megajax.config.cli import entry_point, parse_command_line
+
+@entry_point
+def main(argv):
+    loaded, options = parse_command_line("python -m driver", "Try.", argv)
+    print("layers", loaded.config.model.num_layers)
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+def python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+@entry_point
+def main(argv: list[str]) -> int | None:
+    loaded, options = parse_command_line(
+        "python -m driver", "Try.", argv, extra=lambda parser: parser.add_argument("--dry-run", action="store_true")
+    )
+    print("layers", loaded.config.model.num_layers, "dry" if options.dry_run else "wet")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["lr=1"], "megajax: error: unknown key `lr` on the command line: did you mean `optim.lr`?\n"),
+        (["nowhere.yaml"], "megajax: error: configuration file nowhere.yaml not found in "),
+        (["model.num_heads=32", "model.num_kv_heads=5"], "megajax: error: model.num_heads 32 is not a multiple of "),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words, expected):
+    done = python(DRIVER, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(expected)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--micro-batch-size", "4"], "unknown option --micro-batch-size: write train.micro_batch_size=VALUE"),
+        (["--optim.lr=3"], "unknown option --optim.lr=3: write optim.lr=VALUE"),
+        (["--zzz"], "unknown option --zzz: --help lists all keys"),
+        (["a.yaml", "b.yaml"], "more than one configuration file (a.yaml, b.yaml)"),
+        (["--dry-run=3"], "argument --dry-run: ignored explicit argument '3'"),
+    ],
+)
+def test_usage_mistakes_are_one_line_too(capsys, words, expected):
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"megajax: error: {expected}")
+    assert captured.err.count("\n") == 1
+
+
+def test_words_and_options_mix_in_any_order(capsys, tmp_path):
+    run = tmp_path / "lr=3" / "run.yaml"  # a path may contain an equals sign
+    run.parent.mkdir()
+    run.write_text("model: {num_layers: 3}")
+    assert main([str(run), "optim.lr=1e-4", "--dry-run", "train.steps=5"]) == 0
+    assert main(["--dry-run", "model.num_layers=3"]) == 0
+    assert capsys.readouterr().out == "layers 3 dry\n" * 2
+
+
+def test_print_config_says_where_every_value_comes_from(capsys, tmp_path):
+    run = tmp_path / "run.yaml"
+    run.write_text("preset: models/gpt2_124m.yaml\noptim: {min_lr: 1.0e-5}")
+    with pytest.raises(SystemExit) as stopped:
+        main([str(run), "train.steps=7", "--print-config"])
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    lines = {key: line.split("  # ") for line in printed.splitlines() for key in [line.partition(": ")[0]]}
+    rows = {key: (text.strip().partition(": ")[2], origin) for key, (text, origin) in lines.items()}
+    assert set(rows) == {*FIELDS, "# model.padded_vocab_size"}
+    assert rows["train.steps"] == ("7", "command line")
+    assert rows["optim.min_lr"] == ("1.0e-05", f"file {run}")
+    assert rows["model.vocab_size"] == ("50257", "preset models/gpt2_124m.yaml")
+    assert rows["optim.lr"] == ("0.0003", "default")
+    assert rows["model.head_dim"] == ("64", "derived")
+    assert rows["model.ffn_hidden_size"] == ("3072", "derived")
+    assert rows["model.num_kv_heads"] == ("12", "derived")
+    assert rows["optim.decay_steps"] == ("7", "derived")
+    assert rows["# model.padded_vocab_size"] == ("50304", "derived")
+
+    run.write_text(printed)
+    again = load_config(run).config
+    assert again.model.head_dim == 64
+    assert again.train == load_config("models/gpt2_124m.yaml", ["train.steps=7"]).config.train
+
+
+def test_help_lists_every_key_with_type_default_and_meaning(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: python -m driver ")
+    assert "  optim.lr (float) = 0.0003\n      Peak learning rate.\n" in shown
+    assert "  model.num_kv_heads (int) = unset\n" in shown
+    assert "  optim.decay_style (constant | linear | cosine | inverse_sqrt | wsd) = linear\n" in shown
+    assert all(f"  {key} (" in shown for key in FIELDS)
+    assert all(field.description for field in FIELDS.values())
+
+
+def test_exit_codes_pass_through(capsys):
+    @entry_point
+    def interrupted(argv: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    assert interrupted([]) == 130
+    assert capsys.readouterr().err == "megajax: interrupted\n"
+    assert entry_point(len)(["a", "b", "c"]) == 3
+    assert entry_point(lambda argv: None)([]) == 0
+
+
+def test_arguments_are_read_only_by_a_called_command(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["kernel", "-f", "k.json"])
+    assert Config(train={"steps": 2}).train.steps == 2
+    assert entry_point(len)() == 2
+
+
+def test_importing_the_configuration_reads_no_arguments_and_needs_no_jax():
+    code = "import sys, megajax.config.cli as c; c.Loaded; print('jax' in sys.modules)"
+    done = python(code, "-f", "k.json")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")

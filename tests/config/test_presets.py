@@ -1,0 +1,137 @@
+"""Every preset and recipe loads, fits together, and has the parameters its source published.
+
+Two vocabularies are counted: OpenAI and Meta publish the ids that count, NVIDIA the padded rows. Published numbers are
+rounded: one printed as 1.2B is compared at its two digits, one with three digits or more to within 0.5 %.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from megajax.config import ConfigError, ModelConfig, check_config, load_config
+from megajax.config.load import CONFIGS
+from megajax.models.sizes import parameter_count, parameter_counts
+
+# preset: (exact count, published, where)
+IDS_COUNT = {
+    "gpt2_124m": (124_439_808, "124M", "released weights"),
+    "gpt2_355m": (354_823_168, "355M", "released weights"),
+    "gpt2_774m": (774_030_080, "774M", "released weights"),
+    "gpt2_1.5b": (1_557_611_200, "1558M", "released weights"),
+    "gpt3_125m": (125_226_240, "125M", "2005.14165 table D.1"),
+    "gpt3_350m": (355_871_744, "356M", "2005.14165 table D.1"),
+    "gpt3_760m": (760_300_032, "760M", "2005.14165 table D.1"),
+    "gpt3_1.3b": (1_315_723_264, "1320M", "2005.14165 table D.1"),
+    "gpt3_2.7b": (2_651_553_280, "2650M", "2005.14165 table D.1"),
+    "gpt3_6.7b": (6_658_404_352, "6660M", "2005.14165 table D.1"),
+    "gpt3_13b": (12_853_386_240, "12850M", "2005.14165 table D.1"),
+    "gpt3_175b": (174_604_259_328, "174600M", "2005.14165 table D.1"),
+    "llama2_7b": (6_738_415_616, "6738M", "released weights"),
+    "llama3_8b": (8_030_261_248, "8030M", "released weights"),
+    "llama_tiny": (820_352, "820352", "this repository"),
+}
+ROWS_COUNT = {
+    "megatron_1.2b": (1_213_479_936, "1.2B", "1909.08053 table 1"),
+    "megatron_2.5b": (2_490_408_960, "2.5B", "1909.08053 table 1"),
+    "megatron_4.2b": (4_199_109_120, "4.2B", "1909.08053 table 1"),
+    "megatron_8.3b": (8_317_040_640, "8.3B", "1909.08053 table 1"),
+    "turing_nlg_17b": (17_180_859_136, "17B", "Microsoft 2020"),
+    "mt_nlg_530b": (529_600_819_200, "529.6B", "2104.04473 table 1"),
+    "megatron_22b": (22_074_273_792, "22B", "2205.05198 table 3"),
+    "megatron_175b": (174_615_846_912, "175B", "2205.05198 table 3"),
+    "megatron_530b": (529_600_819_200, "530B", "2205.05198 table 3"),
+    "megatron_1t": (1_008_038_758_400, "1008.0B", "2104.04473 table 1"),
+}
+UNITS = {"M": 10**6, "B": 10**9}
+
+
+def model(name: str) -> ModelConfig:
+    return load_config(f"models/{name}.yaml").config.model
+
+
+def matches(count: int, published: str) -> bool:
+    digits, unit = published.rstrip("MB"), UNITS.get(published[-1], 1)
+    decimals = len(digits.partition(".")[2])
+    same_digits = f"{count / unit:.{decimals}f}" == digits
+    close = abs(count / unit / float(digits) - 1) < 0.005
+    return close if len(digits.replace(".", "")) > 2 else same_digits
+
+
+def test_every_preset_is_in_the_tables():
+    assert {path.stem for path in (CONFIGS / "models").glob("*.yaml")} == {*IDS_COUNT, *ROWS_COUNT}
+
+
+@pytest.mark.parametrize("name", IDS_COUNT)
+def test_parameters_counted_by_ids(name):
+    exact, published, _ = IDS_COUNT[name]
+    assert parameter_count(model(name)) == exact
+    assert matches(exact, published)
+
+
+@pytest.mark.parametrize("name", ROWS_COUNT)
+def test_parameters_counted_by_rows(name):
+    exact, published, _ = ROWS_COUNT[name]
+    assert parameter_count(model(name), padded=True) == exact
+    assert model(name).padded_vocab_size == 51_200
+    assert matches(exact, published)
+
+
+@pytest.mark.parametrize("name", [*ROWS_COUNT, *(name for name in IDS_COUNT if name.startswith("gpt"))])
+def test_gpt_shapes_follow_the_formula_of_the_paper(name):
+    # 2104.04473 eq. 2: P = 12 L D^2 (1 + 13 / (12 D) + (V + S) / (12 L D)), written out; it leaves out the final norm.
+    shape = model(name)
+    L, D, V, S = shape.num_layers, shape.hidden_size, shape.padded_vocab_size, shape.max_positions
+    assert parameter_count(shape, padded=True) == 12 * L * D * D + 13 * L * D + (V + S) * D + 2 * D
+
+
+def test_counts_by_kind_of_a_grouped_llama_with_all_switches():
+    shape = ModelConfig(
+        num_layers=2, hidden_size=8, num_heads=4, num_kv_heads=2, head_dim=3, ffn_hidden_size=10, vocab_size=5,
+        vocab_multiple=4, positions="rope", norm="rmsnorm", activation="swiglu", bias=False, qkv_bias=True,
+        qk_norm=True, tied_head=False,
+    )  # fmt: skip
+    assert parameter_counts(shape) == {
+        "word_embedding": 5 * 8,
+        "position_embedding": 0,
+        "attention_norm": 2 * 8,
+        "qkv": 2 * (8 * (4 + 2 + 2) * 3 + (4 + 2 + 2) * 3),
+        "qk_norm": 2 * 2 * 3,
+        "attention_out": 2 * 4 * 3 * 8,
+        "mlp_norm": 2 * 8,
+        "fc1": 2 * 2 * 8 * 10,
+        "fc2": 2 * 10 * 8,
+        "final_norm": 8,
+        "head": 5 * 8,
+    }
+    assert parameter_count(shape, padded=True) - parameter_count(shape) == 2 * 3 * 8  # three unused rows, twice
+
+
+def test_norms_of_query_and_key_heads_have_a_shift_when_layernorm_has():
+    shape = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, vocab_size=4, qk_norm=True)
+    assert parameter_counts(shape)["qk_norm"] == 2 * (4 + 4)
+    assert parameter_counts(replace(shape, norm="rmsnorm"))["qk_norm"] == 2 * 4
+
+
+def test_the_vocabulary_has_to_be_known():
+    with pytest.raises(ConfigError, match=r"model\.vocab_size is not set"):
+        parameter_count(ModelConfig())
+    with pytest.raises(ConfigError, match=r"model\.vocab_size is not known yet"):
+        _ = ModelConfig().padded_vocab_size
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/*.yaml")), ids=lambda path: path.stem)
+def test_presets_and_recipes_fit_together(path):
+    config = load_config(path).config
+    check_config(config)
+    assert config.data.seq_length == config.model.max_positions
+    assert path.read_text().startswith("# ")
+
+
+def test_the_175b_recipe_is_for_128_gpus():
+    from megajax.config import check_batch, resolve_mesh
+
+    config = load_config("recipes/gpt3_175b_128gpu.yaml").config
+    mesh = resolve_mesh(config.parallel, num_devices=128)
+    assert mesh == {"pipe": 1, "data": 1, "fsdp": 16, "expert": 1, "context": 1, "tensor": 8}
+    check_batch(config, mesh["data"])
+    assert config.train.samples * 2048 == 300 * 10**9

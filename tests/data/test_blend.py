@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megajax.config import ConfigError
+from megajax.data.blend import BlendedDataset, Source, blend_order, parse_data_path, source_sizes
+
+
+def test_order_equals_megatron():
+    sources, samples = blend_order((0.5, 0.3, 0.2), 12)
+
+    assert sources.tolist() == [0, 1, 2, 0, 1, 0, 2, 0, 1, 0, 0, 1]
+    assert samples.tolist() == [0, 0, 0, 1, 1, 2, 1, 3, 2, 4, 5, 3]
+    assert (sources.dtype, samples.dtype) == (np.int16, np.int64)
+
+
+def test_sources_used_whole_equal_megatron():
+    sources, _ = blend_order((5, 3, 1), 9)
+
+    assert sources.tolist() == [0, 1, 2, 0, 1, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("weights", [(0.3, 0.7), (3, 7), (30, 70)])
+def test_weights_are_relative(weights: tuple[float, float]):
+    """Case B05."""
+    sources, _ = blend_order(weights, 10)
+
+    assert sources.tolist() == [1, 0, 1, 1, 0, 1, 1, 0, 1, 1]
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(0, 300))
+def test_counts_stay_within_one_of_the_share(weights: list[float], length: int):
+    sources, samples = blend_order(weights, length)
+
+    for k, weight in enumerate(weights):
+        numbers = samples[sources == k]
+        assert numbers.tolist() == list(range(len(numbers)))
+        assert abs(len(numbers) - length * weight / sum(weights)) < len(weights)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=6))
+def test_every_source_is_used_up_exactly(sizes: list[int]):
+    sources, _ = blend_order(sizes, sum(sizes))
+
+    assert np.bincount(sources, minlength=len(sizes)).tolist() == sizes
+
+
+def test_sources_build_half_a_percent_more():
+    assert source_sizes((3, 7), 1000) == ([300, 700], [302, 704])
+    assert source_sizes((1.0,), 10) == ([10], [11])
+
+
+def test_data_path_grammar():
+    assert parse_data_path(["a"]) == [Source("a", None)]
+    assert parse_data_path(["1"]) == [Source("1", None)]
+    assert parse_data_path(["a", "b"]) == [Source("a", None), Source("b", None)]
+    assert parse_data_path(["a", "b", "c"]) == [Source("a", None), Source("b", None), Source("c", None)]
+    assert parse_data_path(["0.3", "a", "7e-1", "2"]) == [Source("a", 0.3), Source("2", 0.7)]
+    assert parse_data_path(["1.0", "a"]) == [Source("a", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-1", "a", "2", "b"], "weight -1 of a is not a positive"),
+        (["nan", "a", "1", "b"], "weight nan of a is not a positive"),
+        (["0", "a", "0", "b"], "weight 0 of a is not a positive"),
+        (["inf", "a", "1", "b"], "weight inf of a is not a positive"),
+        (["0.5", "a", "0.5", "b", "c"], r"2 weights \(0.5, 0.5\) for 3 prefixes"),
+        (["0.5", "a", "b", "c"], r"1 weights \(0.5\) for 3 prefixes"),
+        (["a", "0.5", "b", "0.5"], r"2 weights \(0.5, 0.5\) for 2 prefixes"),
+    ],
+)
+def test_bad_weights_are_named(words: list[str], message: str):
+    """Case B05."""
+    with pytest.raises(ConfigError, match=f"^data path: {message}"):
+        parse_data_path(words)
+
+
+class Numbers:
+    """Sample i is the number 100 * k + i."""
+
+    def __init__(self, k: int, length: int):
+        self.fingerprint, self._k, self._length = f"numbers {k} {length}", k, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return np.array([100 * self._k + i], np.int32)
+
+
+def test_blend_reads_its_sources(tmp_path):
+    blend = BlendedDataset([Numbers(0, 6), Numbers(1, 4), Numbers(2, 2)], (0.5, 0.3, 0.2), 12, tmp_path)
+
+    assert len(blend) == 12
+    assert [int(blend[i][0]) for i in range(12)] == [0, 100, 200, 1, 101, 2, 201, 3, 102, 4, 5, 103]
+
+
+def test_asking_too_much_of_a_source_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"source 2 with weight 0\.3 is asked for 4 samples and has 3"):
+        BlendedDataset([Numbers(0, 6), Numbers(1, 3), Numbers(2, 2)], (0.5, 0.3, 0.2), 12, tmp_path)
+
+
+def test_fingerprint_follows_sources_weights_and_length(tmp_path):
+    def key(*sources: Numbers, weights=(1, 1), length=4) -> str:
+        return BlendedDataset(sources, weights, length, tmp_path).fingerprint
+
+    a, b, c = Numbers(0, 9), Numbers(1, 9), Numbers(2, 9)
+    assert len({key(a, b), key(b, a), key(a, c), key(a, b, weights=(1, 2)), key(a, b, length=5)}) == 5
+    assert key(a, b) == key(a, b)

@@ -1,0 +1,137 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megajax.config import ConfigError, DataConfig
+from megajax.data.blend import BlendedDataset
+from megajax.data.build import build_datasets
+from megajax.data.gpt import GPTDataset
+from megajax.data.tokenizers import NullTokenizer
+
+TOKENIZER = NullTokenizer(999)
+SIZES = {"train": 12, "valid": 4, "test": 4}
+
+
+@pytest.fixture
+def prefix(write_documents, tmp_path: Path) -> str:
+    """100 documents of 5 tokens, each its own number."""
+    write_documents([[i] * 5 for i in range(100)])
+    return str(tmp_path / "corpus")
+
+
+def build(sizes=SIZES, **settings):
+    return build_datasets(DataConfig(seq_length=4, **settings), sizes, seed=1, tokenizer=TOKENIZER)
+
+
+def documents_of(dataset) -> set[int]:
+    return {int(token) for i in range(len(dataset)) for token in dataset[i]}
+
+
+def test_one_path_is_cut_by_split(prefix: str):
+    datasets = build(path=(prefix,), split="90,6,4", sizes={"train": None, "valid": None, "test": None})
+
+    assert documents_of(datasets["train"]) <= set(range(90))
+    assert documents_of(datasets["valid"]) <= set(range(90, 96))
+    assert documents_of(datasets["test"]) <= set(range(96, 100))
+    assert len(datasets["train"]) == (90 * 5 - 1) // 4
+    assert all(isinstance(dataset, GPTDataset) for dataset in datasets.values())
+
+
+def test_all_documents_train(prefix: str, caplog):
+    """Case B07: validation and test are absent, without a warning; so is a split of which no samples are wanted."""
+    datasets = build(path=(prefix,), split="100,0,0", sizes={"train": None, "valid": 4, "test": 4})
+    assert len(datasets["train"]) == (100 * 5 - 1) // 4
+    assert datasets["valid"] is None
+    assert datasets["test"] is None
+    assert caplog.messages == []
+
+    assert build(path=(prefix,), sizes={"train": 12, "valid": 0})["valid"] is None
+
+
+def test_split_rounded_to_nothing_is_warned_about(write_documents, tmp_path: Path, caplog):
+    """Case B09."""
+    write_documents([[i] * 5 for i in range(10)])
+    datasets = build(path=(str(tmp_path / "corpus"),), split="949,50,1")
+
+    assert datasets["test"] is None
+    assert caplog.messages == [f"{tmp_path / 'corpus'}: its 10 documents leave none for the test split"]
+    assert documents_of(datasets["valid"]) == {9}
+
+
+def test_a_path_per_split(write_documents, tmp_path: Path):
+    paths = {}
+    for k, name in enumerate(("train", "valid")):
+        write_documents([[k] * 50], name)
+        paths[f"{name}_path"] = (str(tmp_path / name),)
+    datasets = build(**paths)
+
+    assert documents_of(datasets["train"]) == {0}
+    assert documents_of(datasets["valid"]) == {1}
+    assert datasets["test"] is None
+
+
+def test_weighted_blend_builds_a_surplus_of_each_source(write_documents, tmp_path: Path):
+    for k in range(2):
+        write_documents([[k] * 2001], f"source{k}")
+    path = ("3", str(tmp_path / "source0"), "7", str(tmp_path / "source1"))
+    blend = build(path=path, split="1", sizes={"train": 1000})["train"]
+
+    assert isinstance(blend, BlendedDataset)
+    assert len(blend) == 1000
+    assert np.bincount(blend.dataset_index).tolist() == [300, 700]
+    # 302 and 704 samples of 4 tokens wanted, 500 an epoch
+    assert [source.epochs for source in blend.datasets] == [1, 2]
+    assert blend[0].tolist() == [1] * 5
+
+
+def test_single_weighted_prefix_is_a_blend_only_on_a_common_path(prefix: str):
+    assert isinstance(build(path=("1.0", prefix))["train"], BlendedDataset)
+    assert isinstance(build(train_path=("1.0", prefix))["train"], GPTDataset)
+
+
+def test_unweighted_list_uses_every_source_once(write_documents, tmp_path: Path):
+    for k, tokens in enumerate((21, 13, 5)):
+        write_documents([[k] * tokens], f"source{k}")
+    path = tuple(str(tmp_path / f"source{k}") for k in range(3))
+
+    whole = build(path=path, split="1", sizes={"train": None})["train"]
+    assert whole.dataset_index.tolist() == [0, 1, 2, 0, 1, 0, 0, 1, 0]
+    assert len(build(path=path, split="1", sizes={"train": 100})["train"]) == 9
+    assert len(build(path=path, split="1", sizes={"train": 4})["train"]) == 4
+
+
+def test_source_without_documents_in_a_split_is_left_out(write_documents, prefix: str, tmp_path: Path, caplog):
+    write_documents([[999] * 5], "small")
+    path = ("1", prefix, "1", str(tmp_path / "small"))
+    valid = build(path=path, split="90,10", sizes={"valid": 4})["valid"]
+
+    assert caplog.messages == [f"{tmp_path / 'small'}: its 1 documents leave none for the valid split"]
+    assert documents_of(valid) <= set(range(90, 100))
+
+
+def test_weighted_blend_needs_a_size(prefix: str):
+    with pytest.raises(ConfigError, match="say how many valid samples"):
+        build(path=("1", prefix, "1", prefix), sizes={"valid": None})
+
+
+@pytest.mark.parametrize("settings", [{}, {"path": ("a",), "valid_path": ("b",)}])
+def test_sources_are_given_one_way(settings: dict):
+    with pytest.raises(ConfigError, match=r"set either data\.path, or data\.train_path"):
+        build(**settings)
+
+
+def test_ids_are_checked_against_the_tokenizer(write_documents, tmp_path: Path):
+    write_documents([[1, 2, 1000, 4, 5]])
+    train = build(path=(str(tmp_path / "corpus"),), split="1", sizes={"train": 1})["train"]
+
+    with pytest.raises(ConfigError, match="token id 1000 outside the vocabulary of 1000"):
+        train[0]
+
+
+def test_cache_lies_beside_the_source_or_where_told(prefix: str, tmp_path: Path):
+    build(path=(prefix,), sizes={"train": 12})
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+
+    build(path=(prefix,), sizes={"train": 12}, cache_dir=str(tmp_path / "elsewhere"))
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 3

@@ -1,0 +1,227 @@
+"""Update rules against formulas written out in NumPy; who is decayed; clipping; skipping.
+
+Shapes: L layers, D embed, N heads, K kv heads, G query heads per kv head, H head dim, F mlp, V vocab.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from megajax.config.optim import OptimConfig
+from megajax.training.optimizer import apply_update, build_optimizer, clip_by_global_norm, global_norm
+
+L, D, F, K, G, H, V = 2, 8, 12, 2, 2, 4, 10
+RULES = ("adamw", "sgd", "lion", "muon")
+
+
+def normal(rng, *shape):
+    return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+
+class Block(nnx.Module):
+    """The weights of L stacked blocks (or of one, with `layers=()`), as the models declare them."""
+
+    def __init__(self, rng, *, layers=(L,), bias=True, swiglu=False):
+        def param(shape, axes, role):
+            return nnx.Param(normal(rng, *layers, *shape), axes=axes, role=role)
+
+        hidden, hidden_axes = ((2, F), ("gate", "mlp")) if swiglu else ((F,), ("mlp",))
+        self.norm = param((D,), ("embed",), "norm")
+        self.qkv = param((D, K, G + 2, H), ("embed", "kv_heads", "group", "head_dim"), "matrix")
+        self.out = param((K * G, H, D), ("heads", "head_dim", "embed"), "matrix")
+        self.up = param((D, *hidden), ("embed", *hidden_axes), "matrix")
+        self.down = param((F, D), ("mlp", "embed"), "matrix")
+        if bias:
+            self.up_bias = param(hidden, hidden_axes, "bias")
+
+
+class Model(nnx.Module):
+    """Embedding, blocks and final norm."""
+
+    def __init__(self, seed=0, *, layers=(L,), **switches):
+        rng = np.random.default_rng(seed)
+        self.embedding = nnx.Param(normal(rng, V, D), axes=("vocab", "embed"), role="embedding")
+        self.blocks = Block(rng, layers=layers, **switches)
+        self.final_norm = nnx.Param(normal(rng, D), axes=("embed",), role="norm")
+
+
+def metadata(model, name):
+    """Tree of the parameters with one metadata field as leaves."""
+    is_param = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    return jax.tree.map(lambda p: p.replace(getattr(p, name)), model, is_leaf=is_param)
+
+
+def build(model, **config):
+    return build_optimizer(OptimConfig(**config), metadata(model, "role"), metadata(model, "axes"))
+
+
+def named_leaves(tree):
+    return {jax.tree_util.keystr(path): np.array(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def run(optimizer, params, *gradients, lr=0.1):
+    """Parameters and state after one step per gradient."""
+    state = optimizer.init(params)
+    step = jax.jit(partial(apply_update, optimizer=optimizer))
+    for grads in gradients:
+        params, state = step(params, state, grads, jnp.float32(lr), skip=jnp.bool_(False))
+    return params, state
+
+
+def newton_schulz(m):
+    """Five quintic iterations towards the orthogonal factor of m (Jordan 2024), in the wide orientation."""
+    x = m.T if m.shape[0] > m.shape[1] else m
+    x = x / (np.linalg.norm(x) + 1e-8)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.T if m.shape[0] > m.shape[1] else x
+
+
+def reference(rule, g1, g2, p, wd, matrix_shape):
+    """Parameter after two steps with learning rate 0.1, by the book, in float64."""
+    g1, g2, p = (np.asarray(x, np.float64) for x in (g1, g2, p))
+    m = v = np.zeros_like(p)
+    for t, g in enumerate((g1, g2), start=1):
+        if rule == "adamw":
+            m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
+            u = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.99**t)) + 1e-8)
+        elif rule == "sgd":
+            m = 0.95 * m + g
+            u = m
+        elif rule == "lion":
+            u = np.sign(0.9 * m + 0.1 * g)
+            m = 0.99 * m + 0.01 * g
+        else:
+            m = 0.95 * m + 0.05 * g
+            nesterov = 0.95 * m / (1 - 0.95 ** (t + 1)) + 0.05 * g / (1 - 0.95**t)
+            matrix = nesterov.reshape(matrix_shape)
+            u = (0.2 * max(matrix.shape) ** 0.5 * newton_schulz(matrix)).reshape(p.shape)
+        p = p - 0.1 * (u + wd * p)
+    return p
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_two_steps_of_each_rule_on_stacked_blocks(rule):
+    model, g1, g2 = Model(0), Model(1), Model(2)
+    optimizer = build(model, name=rule, beta2=0.99, momentum=0.95, weight_decay=0.1)
+    after, _ = run(optimizer, model, g1, g2)
+
+    matrices = {"qkv": (D, K * (G + 2) * H), "out": (K * G * H, D), "up": (D, F), "down": (F, D)}
+    for name, shape in matrices.items():
+        for layer in range(L):
+            args = (getattr(tree.blocks, name)[layer] for tree in (g1, g2, model))
+            expected = reference(rule, *args, wd=0.1, matrix_shape=shape)
+            np.testing.assert_allclose(getattr(after.blocks, name)[layer], expected, rtol=2e-4, atol=2e-5)
+
+    other = "adamw" if rule == "muon" else rule
+    for get, wd in ((lambda m: m.embedding, 0.1), (lambda m: m.final_norm, 0.0), (lambda m: m.blocks.up_bias, 0.0)):
+        expected = reference(other, get(g1)[...], get(g2)[...], get(model)[...], wd, None)
+        np.testing.assert_allclose(get(after)[...], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["adamw", "muon"])
+def test_stacked_layers_train_like_separate_ones(rule):
+    stacked, grads = Model(0), Model(1)
+    after, _ = run(build(stacked, name=rule), stacked, grads)
+    one, one_grads = Model(0, layers=()), Model(0, layers=())
+    step_of_one = partial(run, build(one, name=rule))
+    for layer in range(L):
+        take = partial(jax.tree.map, lambda x, layer=layer: x[layer])
+        leaves = jax.tree.leaves(take(stacked.blocks)), jax.tree.leaves(take(grads.blocks))
+        one.blocks, one_grads.blocks = (jax.tree.unflatten(jax.tree.structure(one.blocks), x) for x in leaves)
+        one_after, _ = step_of_one(one, one_grads)
+        for name, value in named_leaves(one_after.blocks).items():
+            np.testing.assert_allclose(value, named_leaves(after.blocks)[name][layer], rtol=1e-5, atol=1e-6)
+
+
+GPT_DECAYED = {".embedding.value", ".blocks.qkv.value", ".blocks.out.value", ".blocks.up.value", ".blocks.down.value"}
+
+
+@pytest.mark.parametrize("layers", [(), (L,), (1, 2, 1)], ids=["unstacked", "stacked", "pipeline"])
+@pytest.mark.parametrize("switches", [{}, {"bias": False, "swiglu": True}], ids=["gpt", "llama"])
+def test_only_matrices_and_embeddings_are_decayed(switches, layers):
+    """Case C25. The documented rule, read off from what a zero gradient does; the same stacked and unstacked."""
+    model = Model(layers=layers, **switches)
+    after, _ = run(build(model, weight_decay=0.5), model, jax.tree.map(jnp.zeros_like, model), lr=0.5)
+    before, after = named_leaves(model), named_leaves(after)
+    decayed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert decayed == GPT_DECAYED
+    for name in decayed:
+        np.testing.assert_allclose(after[name], 0.75 * before[name], rtol=1e-6)
+
+
+def test_state_is_flat_and_has_the_parameters_tree():
+    model = Model()
+    state = build(model, name="adamw").init(model)
+    assert isinstance(state, optax.ScaleByAdamState)
+    assert jax.tree.structure(state.mu) == jax.tree.structure(state.nu) == jax.tree.structure(model)
+    assert state.mu.blocks.qkv.axes == model.blocks.qkv.axes
+
+
+def test_muon_keeps_no_second_moment_of_the_matrices():
+    model = Model()
+    state = build(model, name="muon").init(model)
+    matrices = {".blocks.qkv.value", ".blocks.out.value", ".blocks.up.value", ".blocks.down.value"}
+    assert set(named_leaves(state.muon.mu)) == matrices
+    assert set(named_leaves(state.adamw.nu)) == set(named_leaves(model)) - matrices
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_skipped_step_changes_nothing_even_when_gradients_are_nan(rule):
+    """Case C19 (parameters, moments and counts stay); under jit with donated inputs."""
+    model = Model()
+    optimizer = build(model, name=rule)
+    step = jax.jit(partial(apply_update, optimizer=optimizer), donate_argnums=(0, 1))
+    params, state = step(model, optimizer.init(model), Model(1), jnp.float32(0.1), skip=jnp.bool_(False))
+    before = named_leaves((params, state))
+    nans = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), Model())
+    params, state = step(params, state, nans, jnp.float32(0.1), skip=jnp.bool_(True))
+    after = named_leaves((params, state))
+    assert before.keys() == after.keys()
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name])
+    assert step._cache_size() == 1
+
+
+def test_muon_refuses_a_matrix_without_an_embed_side():
+    weights = {"w": jnp.ones((3, 4))}
+    optimizer = build_optimizer(OptimConfig(name="muon"), {"w": "matrix"}, {"w": ("mlp", "mlp")})
+    with pytest.raises(ValueError, match="no embed side"):
+        optimizer.update(weights, optimizer.init(weights), weights)
+
+
+def test_clipping_is_megatrons():
+    grads = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
+    clipped, norm = clip_by_global_norm(grads, 1.0)
+    assert float(norm) == 5.0
+    np.testing.assert_allclose(clipped["b"], 4 / (5 + 1e-6), rtol=1e-7)
+    for max_norm in (5.1, 0.0):
+        unclipped, norm = clip_by_global_norm(grads, max_norm)
+        assert float(norm) == 5.0
+        np.testing.assert_array_equal(unclipped["a"], grads["a"])
+
+
+def test_norm_of_half_precision_is_taken_in_float32():
+    """4096 squares of 2^-8 add up exactly in float32; in bfloat16 the sum would stall, in float16 squares vanish."""
+    for dtype in (jnp.bfloat16, jnp.float16):
+        norm = global_norm({"g": jnp.full((4096,), 2.0**-8, dtype)})
+        assert norm.dtype == jnp.float32 and float(norm) == 0.25
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs 4 (simulated) devices")
+def test_replicated_gradients_count_once():
+    """Case C11. On a tensor axis of 4, a replicated gradient of norm 3 and a sharded one of norm 4 make 5, not 7.2."""
+    mesh = Mesh(np.asarray(jax.devices()[:4]), ("tensor",))
+    grads = {
+        "norm": jax.device_put(jnp.array([3.0, 0.0]), NamedSharding(mesh, P())),
+        "matrix": jax.device_put(jnp.full((4, 4), 1.0), NamedSharding(mesh, P("tensor"))),
+    }
+    assert float(jax.jit(global_norm)(grads)) == 5.0
