@@ -1,6 +1,6 @@
 """`python -m megajax.train CONFIG.yaml [key=value ...]`: train a model. Read this file first; it is the whole system.
 
-Configuration -> mesh -> tokenizer and data -> shapes and shardings -> state, new or restored -> the loop: batch, step,
+Configuration -> mesh -> tokenizer and data -> shapes and shardings -> state, drawn or restored -> the loop: batch, step,
 and now and then a log line, an evaluation, a checkpoint.
 """
 
@@ -18,6 +18,7 @@ from megajax.config import Config, ConfigError, check_batch, check_training, res
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.data.build import build_datasets
 from megajax.data.loader import Loader
+from megajax.observe.late import StepMetrics
 from megajax.observe.report import Reporter
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh, simulate_devices
@@ -35,16 +36,6 @@ from megajax.training.step import batch_shardings, build_eval_step, build_init, 
 from megajax.training.stop import StopRequest
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run came to."""
-
-    output_dir: Path
-    step: int
-    validation: dict[int, float]
-    """Validation loss by step, of this start."""
-
-
 @entry_point
 def main(argv: list[str]) -> None:
     """The command line."""
@@ -52,6 +43,16 @@ def main(argv: list[str]) -> None:
     logging.getLogger("absl").setLevel(logging.WARNING)
     loaded, _ = parse_command_line("python -m megajax.train", "Train a model.", argv)
     train(loaded.config)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    output_dir: Path
+    step: int
+    validation: dict[int, float]
+    """Validation losses of this start, by step."""
 
 
 def train(config: Config) -> Result:
@@ -64,98 +65,112 @@ def train(config: Config) -> Result:
     check_training(config)
     if config.parallel.simulate_devices:
         simulate_devices(config.parallel.simulate_devices)
-
-    # Mesh: every later array is sharded over it, by the one rule table.
-    mesh = build_mesh(resolve_mesh(config.parallel, jax.device_count()))
-    check_batch(config, mesh.shape["data"])
-    rules = Rules(mesh, config.parallel.sequence_parallel)
-
-    # Data: which samples a step sees is a function of the samples consumed so far, and of nothing else.
     run = RunDirectory.claim(config)
-    config, tokenizer = prepare(config, run)
-    ramp = BatchSizeRamp.from_config(config.train)
-    steps = config.train.steps or ramp.steps_for_samples(config.train.samples or 0)
-    samples = config.train.samples or steps * config.train.global_batch_size
-    datasets = build_datasets(
-        config.data, {"train": samples, "valid": None, "test": None}, config.train.seed, tokenizer
-    )
-    if datasets["train"] is None:
-        raise ConfigError(f"data.split {config.data.split} leaves no document to train on")
+    with Checkpoints(run.checkpoints, config.checkpoint) as checkpoints:
+        return Trainer(config, run, checkpoints).train()
 
-    # Shapes and shardings first, numbers later: nothing is ever held unsharded.
-    kernel = choose_attention(
-        config.train.attention, config.model, config.train.precision, config.data.reset_attention, jax.default_backend()
-    )
-    schedule = Schedule.from_config(config.optim, samples, config.train.global_batch_size)
-    init, abstract_state, shardings = build_init(config, rules)
-    train_step = build_train_step(config, rules, schedule, kernel.name)
-    feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config.data))
-    evaluate = Evaluator(
-        build_eval_step(config, rules, kernel.name), feed, config.data, tokenizer.eod_id,
-        config.train.global_batch_size, config.evaluation.steps,
-    )  # fmt: skip
 
-    # State: restored straight into its shards, or drawn in them.
-    checkpoints = Checkpoints(run.checkpoints, config.checkpoint)
-    if checkpoints.latest is not None:
-        state, record = checkpoints.restore(abstract_state, shardings)
-        check_tokenizer(tokenizer, record, run)
-        step, consumed = record["step"], record["consumed_samples"]
-    else:
-        state, step, consumed = init(jax.random.key(config.train.seed)), 0, 0
+class Trainer:
+    """One run: everything is built in `__init__`, in the order in which it depends on what came before."""
 
-    announce(config, mesh, kernel, datasets, steps, step, run)
-    if step >= steps:
-        print(f"{run.path} has finished its {steps} steps: nothing to do (raise train.steps to go on)")
-        return Result(run.path, step, {})
+    def __init__(self, config: Config, run: RunDirectory, checkpoints: Checkpoints) -> None:
+        """Build the run, or restore it where its newest checkpoint left off."""
+        # Mesh: every array is sharded over it by the one rule table.
+        mesh = build_mesh(resolve_mesh(config.parallel, jax.device_count()))
+        check_batch(config, mesh.shape["data"])
+        rules = Rules(mesh, config.parallel.sequence_parallel)
 
-    loader = Loader(datasets["train"], config.data, tokenizer.eod_id, ramp.batch_size_at, consumed, feed.rows)
-    throughput = throughput_of(config, mesh)
-    validation: dict[int, float] = {}
+        # Data: which samples a step sees is a function of the samples consumed before it, and of nothing else.
+        config, self.tokenizer = prepare(config, run)
+        self.config, self.run, self.checkpoints = config, run, checkpoints
+        self.ramp = BatchSizeRamp.from_config(config.train)
+        self.steps = config.train.steps or self.ramp.steps_for_samples(config.train.samples or 0)
+        samples = config.train.samples or self.steps * config.train.global_batch_size
+        sizes = {"train": samples, "valid": None, "test": None}
+        self.datasets = build_datasets(config.data, sizes, config.train.seed, self.tokenizer)
 
-    def evaluate_on(split: str, name: str) -> None:
-        dataset = datasets[split]
-        if dataset is None or config.evaluation.steps == 0:
+        # Step: shapes and shardings first, numbers later, so that nothing is ever held unsharded.
+        kernel = choose_attention(config, jax.default_backend())
+        schedule = Schedule.from_config(config.optim, samples, config.train.global_batch_size)
+        init, abstract_state, shardings = build_init(config, rules)
+        self.train_step = build_train_step(config, rules, schedule, kernel.name)
+        self.feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config.data))
+        self.evaluator = Evaluator(build_eval_step(config, rules, kernel.name), self.feed, config, self.tokenizer)
+
+        # State: restored straight into its shards, or drawn in them.
+        if checkpoints.latest is None:
+            self.state, self.step, self.consumed = init(jax.random.key(config.train.seed)), 0, 0
+        else:
+            self.state, record = checkpoints.restore(abstract_state, shardings)
+            check_tokenizer(self.tokenizer, record, run)
+            self.step, self.consumed = record["step"], record["consumed_samples"]
+
+        self.validation: dict[int, float] = {}
+        self.reporter = Reporter(config.log, run.path, self.steps, self.step, throughput_of(config, mesh))
+        announce(config, mesh, kernel, self.datasets, self.steps, self.step, run)
+
+    def train(self) -> Result:
+        """Go from the current step to the last one, or to a request to stop."""
+        if self.step >= self.steps:
+            print(f"{self.run.path} has finished its {self.steps} steps: nothing to do (raise train.steps to go on)")
+            return Result(self.run.path, self.step, {})
+        with StopRequest() as stop, self.reporter:
+            if self.step == 0 and self.config.evaluation.every:
+                self.evaluate("valid", "validation")
+            for consumed, host_batch in self._batches():
+                batch_size = self.ramp.batch_size_at(consumed)
+                batch = self.feed.place(host_batch, batch_size)
+                self.state, metrics = self.train_step(self.state, batch)
+                self.step, self.consumed = self.step + 1, consumed + batch_size
+                self._check(self.reporter.step(self.step, self.consumed, batch_size, metrics))
+                if not stop.requested and self._due(self.config.evaluation.every):
+                    self.evaluate("valid", "validation")
+                if stop.requested or self._due(self.config.checkpoint.every):
+                    self.save()
+                if stop.requested:
+                    break
+            if not stop.requested:
+                self.evaluate("test", "test")
+        self.checkpoints.wait()
+        if stop.requested:
+            print(f"{stop.requested}: step {self.step} of {self.steps} is saved; the same command resumes")
+        else:
+            print_sample(self.config, self.state.params, self.tokenizer)
+            print(f"finished {self.steps} steps: config, checkpoints and metrics are in {self.run.path}")
+        return Result(self.run.path, self.step, self.validation)
+
+    def evaluate(self, split: str, name: str) -> None:
+        """Report the loss on a split, if there is one."""
+        dataset = self.datasets[split]
+        if dataset is None or self.config.evaluation.steps == 0:
             return
-        with reporter.paused():
-            loss = evaluate(state.params, dataset)
-        reporter.evaluation(step, consumed, loss, name)
+        self._check(self.reporter.flush())
+        with self.reporter.paused():
+            loss = self.evaluator(self.state.params, dataset)
+        self.reporter.evaluation(self.step, self.consumed, loss, name)
         if split == "valid":
-            validation[step] = loss
+            self.validation[self.step] = loss
 
-    def save() -> None:
-        record = {"step": step, "consumed_samples": consumed, "tokenizer": tokenizer.identity}
-        with reporter.paused():
-            checkpoints.save(step, state, record)
+    def save(self) -> None:
+        """Write a checkpoint of this step, in the background if so configured."""
+        self._check(self.reporter.flush())
+        record = {"step": self.step, "consumed_samples": self.consumed, "tokenizer": self.tokenizer.identity}
+        with self.reporter.paused():
+            self.checkpoints.save(self.step, self.state, record)
 
-    with StopRequest() as stop, Reporter(config.log, run.path, steps, step, throughput) as reporter:
-        if step == 0 and config.evaluation.every:
-            evaluate_on("valid", "validation")
-        for consumed, host_batch in loader:
-            batch_size = ramp.batch_size_at(consumed)
-            state, metrics = train_step(state, feed.place(host_batch, batch_size))
-            step, consumed = step + 1, consumed + batch_size
-            check_step(reporter.step(step, consumed, batch_size, metrics), config, checkpoints.latest)
+    def _batches(self) -> Loader:
+        dataset = self.datasets["train"]
+        if dataset is None:
+            raise ConfigError(f"data.split {self.config.data.split} leaves no document to train on")
+        size_at, rows = self.ramp.batch_size_at, self.feed.rows
+        loader = Loader(dataset, self.config.data, self.tokenizer.eod_id, size_at, self.consumed, rows)
+        return loader.first(self.steps - self.step)
 
-            last = step == steps or stop.requested
-            if last or step % (config.evaluation.every or steps) == 0 or step % (config.checkpoint.every or steps) == 0:
-                check_step(reporter.flush(), config, checkpoints.latest)
-            if not stop.requested and (step == steps or step % (config.evaluation.every or steps) == 0):
-                evaluate_on("valid", "validation")
-            if last or step % (config.checkpoint.every or steps) == 0:
-                save()
-            if last:
-                break
-        if step == steps:
-            evaluate_on("test", "test")
-    checkpoints.close()
+    def _due(self, every: int | None) -> bool:
+        return self.step == self.steps or (every is not None and self.step % every == 0)
 
-    if stop.requested:
-        print(f"{stop.requested}: saved step {step} of {steps} in {run.checkpoints}; the same command resumes")
-    else:
-        print_sample(config, state.params, tokenizer)
-        print(f"finished: {step} steps; checkpoints, metrics.jsonl and config.yaml are in {run.path}")
-    return Result(run.path, step, validation)
+    def _check(self, done: StepMetrics | None) -> None:
+        check_step(done, self.config, self.checkpoints.latest)
 
 
 if __name__ == "__main__":

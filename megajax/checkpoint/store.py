@@ -1,7 +1,7 @@
 """Checkpoints: Orbax, asynchronous, atomic, from any mesh to any mesh.
 
-A checkpoint holds every array of the train state under its dotted name ("params.blocks.attention.qkv", stacked by layer)
-and one JSON record: step, consumed samples, configuration and tokenizer. Names and shapes say nothing about the layout.
+A checkpoint holds every array of the train state under its dotted name ("params.blocks.attention.qkv", all layers in one)
+and one JSON record: step, consumed samples and tokenizer. Names and shapes say nothing about the layout.
 Orbax writes into a temporary directory and renames it last, so a killed save is no checkpoint.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
@@ -117,10 +118,18 @@ class Checkpoints:
         """The JSON record of one checkpoint."""
         return self._manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
 
-    def close(self) -> None:
-        """Finish background work and release the directory."""
-        self.wait()
-        self._manager.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.wait()
+        except ConfigError as second:
+            if error is None:
+                raise
+            log.warning("%s", second)
+        finally:
+            self._manager.close()
 
     def _check_arrays(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> None:
         saved = self._manager.item_metadata(step)["state"]
@@ -145,7 +154,7 @@ class _SavingErrors:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception) and not isinstance(error, ConfigError):
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(

@@ -7,10 +7,12 @@ needs of it, and a run resumes under any number of processes or batch size from 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Self
 
 import grain
 import numpy as np
 
+from megajax.config.base import ConfigError
 from megajax.config.data import DataConfig
 from megajax.data.batch import Batch, make_batch
 from megajax.data.gpt import Dataset
@@ -45,6 +47,18 @@ class Loader:
     def __len__(self) -> int:
         """Return the number of full global batches left; an incomplete last one is never served."""
         return len(self._edges) - 1
+
+    def first(self, batches: int) -> Self:
+        """Stop after so many batches.
+
+        Raises:
+            ConfigError: there are fewer.
+        """
+        if batches > len(self):
+            missing = f"{len(self)} batches are left in the training data, {batches} are needed"
+            raise ConfigError(f"{missing}: name more data, or lower train.steps")
+        self._edges = self._edges[: batches + 1]
+        return self
 
     def __getitem__(self, i: int) -> tuple[int, Batch]:
         """Read batch `i` from the start of this loader."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import jax
 from jax.sharding import AxisType, Mesh
 
@@ -30,7 +32,7 @@ def simulate_devices(count: int) -> None:
         ) from error
 
 
-def build_mesh(sizes: dict[str, int]) -> Mesh:
-    """Mesh of all devices; `sizes` gives every axis of AXES and multiplies to the number of devices."""
+def build_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Mesh with the sizes of all AXES, which multiply to the number of `devices` (default: all there are)."""
     shape = tuple(sizes[axis] for axis in AXES)
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)

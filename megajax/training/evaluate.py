@@ -1,7 +1,7 @@
 """Loss on held-out samples: the sum of token losses over the number of tokens, every sample once.
 
 Each evaluation reads the same samples, the first ones of the split, so that its values compare along a run. (Megatron-LM
-moves on through the split instead; its values then differ by the samples as well.)
+moves on through the split; there, two values also differ by their samples.)
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from megajax.config.data import DataConfig
+from megajax.config.config import Config
 from megajax.data.batch import make_batch
+from megajax.data.tokenizers import Tokenizer
 from megajax.models.gpt import Gpt
 from megajax.parallel.run import Batch
 from megajax.training.feed import Feed
@@ -21,12 +22,14 @@ EvalStep = Callable[[Gpt, Batch], tuple[jax.Array, jax.Array]]
 
 
 class Evaluator:
-    """Mean token loss over up to `steps` global batches of a split; the last batch may be short."""
+    """Mean token loss over up to `evaluation.steps` global batches of a split; the last batch may be short."""
 
-    def __init__(self, step: EvalStep, feed: Feed, data: DataConfig, eod: int, batch_size: int, steps: int) -> None:
-        """`batch_size` samples at a time; it does not change the result."""
-        self._step, self._feed, self._data, self._eod = step, feed, data, eod
-        self._batch_size, self._samples = batch_size, batch_size * steps
+    def __init__(self, step: EvalStep, feed: Feed, config: Config, tokenizer: Tokenizer) -> None:
+        """`step` is the compiled forward pass, `feed` cuts batches for it."""
+        self._step, self._feed = step, feed
+        self._data, self._eod = config.data, tokenizer.eod_id
+        self._batch_size = config.train.global_batch_size
+        self._samples = self._batch_size * config.evaluation.steps
 
     def __call__(self, params: Gpt, dataset: Sequence[np.ndarray]) -> float:
         """Loss in nats per token."""

@@ -29,4 +29,4 @@ def print_sample(config: Config, params: Gpt, tokenizer: Tokenizer) -> None:
         new_tokens=min(config.log.sample_tokens, room), sampling=SAMPLING, end_ids=(tokenizer.eod_id,),
     )  # fmt: skip
     text = tokenizer.decode([*ids, *out.tokens[0, : int(out.lengths[0])].tolist()])
-    print(f"sample ({SAMPLING.temperature=}, {SAMPLING.top_p=}):\n{text}")
+    print(f"sample at temperature {SAMPLING.temperature}, top-p {SAMPLING.top_p}:\n{text}")
