@@ -1,0 +1,1 @@
+"""Saving and restoring: asynchronous, atomic, from any mesh to any mesh."""

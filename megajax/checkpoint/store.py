@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import jax
 import orbax.checkpoint as ocp
 
+from megajax.checkpoint.quiet import quiet_orbax
 from megajax.config.base import ConfigError
 from megajax.config.train import CheckpointConfig
 from megajax.models.parameters import annotate, named_leaves
@@ -34,20 +35,25 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run, in `directory`."""
 
-    def __init__(self, directory: Path, config: CheckpointConfig) -> None:
-        """Open (or create) the directory; keeps the newest `keep_last` and every `keep_every`-th step."""
+    def __init__(self, directory: Path, config: CheckpointConfig | None) -> None:
+        """Open (or create) the directory; keeps the newest `keep_last` and every `keep_every`-th step.
+
+        Without a configuration it is opened to be read, be it that of a run that is still training: nothing is created.
+        """
+        quiet_orbax()
         self.directory = directory.resolve()
-        for unfinished in sorted(self.directory.glob("*orbax-checkpoint-tmp*")):
-            log.warning("%s is the rest of a save that was interrupted: ignored and removed", unfinished)
-        self._manager = ocp.CheckpointManager(
-            self.directory,
-            options=ocp.CheckpointManagerOptions(
+        if config is None:
+            options = ocp.CheckpointManagerOptions(create=False)
+        else:
+            for unfinished in sorted(self.directory.glob("*orbax-checkpoint-tmp*")):
+                log.warning("%s is the rest of a save that was interrupted: ignored and removed", unfinished)
+            options = ocp.CheckpointManagerOptions(
                 max_to_keep=config.keep_last,
                 keep_period=config.keep_every,
                 enable_async_checkpointing=config.asynchronous,
-            ),
-            item_handlers={"state": ocp.StandardCheckpointHandler(), "record": ocp.JsonCheckpointHandler()},
-        )
+            )
+        handlers = {"state": ocp.PyTreeCheckpointHandler(), "record": ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
 
     @property
     def steps(self) -> list[int]:
@@ -69,7 +75,7 @@ class Checkpoints:
             return
         arrays = {name: _array(leaf) for name, leaf in named_leaves(state)}
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(arrays), record=ocp.args.JsonSave({"version": FORMAT_VERSION, **record})
+            state=ocp.args.PyTreeSave(arrays), record=ocp.args.JsonSave({"version": FORMAT_VERSION, **record})
         )
         with _SavingErrors(self.directory):
             self._manager.save(step, args=items, force=True)
@@ -84,13 +90,14 @@ class Checkpoints:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
-    def restore(self, like: S, shardings: S, step: int | None = None) -> Restored:
+    def restore(self, like: S, shardings: S, step: int | None = None, part: str = "") -> Restored:
         """Read a checkpoint straight into its place on the current mesh; each host reads only what it holds.
 
         Args:
-            like: the state's shapes and dtypes (`jax.eval_shape`).
+            like: the state's shapes and dtypes (`jax.eval_shape`); floating-point numbers are converted to them.
             shardings: where every array goes, same structure.
             step: which checkpoint; None for the newest.
+            part: what `like` is of the state ("params", say); the rest is not read.
 
         Raises:
             ConfigError: there is no such checkpoint, or its arrays are not those of this model.
@@ -105,14 +112,16 @@ class Checkpoints:
                 f"{self.directory / str(step)} has checkpoint format {record.get('version')}, this version of megajax "
                 f"reads {FORMAT_VERSION}: use the version that wrote it"
             )
+        prefix = f"{part}." if part else ""
         wanted = {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            prefix + name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
             for (name, leaf), sharding in zip(named_leaves(like), jax.tree.leaves(shardings), strict=True)
         }
-        self._check_arrays(step, wanted)
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
-        arrays = self._manager.restore(step, args=items)["state"]
-        return Restored(annotate(like, lambda name, _: arrays[name]), record)
+        self._check_arrays(step, wanted, prefix)
+        arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
+        state = ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=bool(part))
+        arrays = self._manager.restore(step, args=ocp.args.Composite(state=state))["state"]
+        return Restored(annotate(like, lambda name, _: arrays[prefix + name]), record)
 
     def record(self, step: int) -> dict[str, Any]:
         """The JSON record of one checkpoint."""
@@ -131,8 +140,9 @@ class Checkpoints:
         finally:
             self._manager.close()
 
-    def _check_arrays(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> None:
-        saved = self._manager.item_metadata(step)["state"]
+    def _check_arrays(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str) -> None:
+        metadata = self._manager.item_metadata(step)["state"]
+        saved = {name: array for name, array in metadata.items() if name.startswith(prefix)}
         path = self.directory / str(step)
         for name in wanted.keys() - saved.keys():
             raise ConfigError(f"{path} lacks {name}, which this model has: it was saved from another model or version")
@@ -156,7 +166,7 @@ class _SavingErrors:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception) and not isinstance(error, ConfigError):
-            reason = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).split())[-200:]  # what went wrong stands last
             raise ConfigError(
                 f"saving a checkpoint to {self.directory} failed ({reason}): free space or change output_dir; "
                 "finished checkpoints are intact, run the same command to resume"

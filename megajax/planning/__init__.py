@@ -1,0 +1,1 @@
+"""What a model costs on which hardware, worked out without running it."""

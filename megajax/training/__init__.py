@@ -1,0 +1,1 @@
+"""The training step as a pure function, everything it changes, and what the loop around it needs."""

@@ -1,0 +1,167 @@
+"""`python -m megajax.show CONFIG [key=value ...] [--devices N]`: how every parameter is sharded, without any device.
+
+Shapes come from `jax.eval_shape` and shards from the rule table on an abstract mesh, both as in training, so that a
+laptop can tell what each of 3,072 GPUs would hold. The batch, activations and collectives are another matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from rich.console import Console
+from rich.table import Table
+
+from megajax.config import Config, ConfigError, resolve_mesh
+from megajax.config.cli import entry_point, parse_command_line
+from megajax.config.parallel import AXES
+from megajax.data.tokenizers import build_tokenizer
+from megajax.models.parameters import logical_axes, named_leaves
+from megajax.models.sizes import parameter_count
+from megajax.parallel.rules import Rule, Rules
+from megajax.training.state import TrainState, init_state, optimizer_for
+
+
+class ShardedParameter(NamedTuple):
+    """One parameter and the part of it that a device holds."""
+
+    name: str
+    shape: tuple[int, ...]
+    rules: tuple[Rule, ...]
+    """The rule of every dimension: its logical axis, the mesh axes that split it, and why."""
+    shard: tuple[int, ...]
+    """Shape on one device."""
+    shard_bytes: int
+
+
+class Sharding(NamedTuple):
+    """What a device holds at rest, in bytes where nothing else is said."""
+
+    mesh: dict[str, int]
+    parameters: list[ShardedParameter]
+    model_size: int
+    """Parameters of the whole model, without the vocabulary's padding."""
+    weights: int
+    gradients: int
+    optimizer: int
+
+
+@entry_point
+def main(argv: list[str]) -> None:
+    """The command line."""
+
+    def add_devices(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--devices", type=int, metavar="N", help="devices of the mesh (default: as few as it takes)"
+        )
+
+    loaded, options = parse_command_line("python -m megajax.show", "Show how the model is sharded.", argv, add_devices)
+    print_sharding(sharding_of(loaded.config, options.devices))
+
+
+def sharding_of(config: Config, devices: int | None = None) -> Sharding:
+    """What each of `devices` devices holds; unset, there are `parallel.simulate_devices` or one replica.
+
+    Raises:
+        ConfigError: the mesh does not take that many devices, or does not divide a parameter.
+    """
+    parallel = config.parallel
+    if devices is None:
+        one_replica = math.prod(size for axis in AXES if (size := getattr(parallel, axis)) != "auto")
+        devices = parallel.simulate_devices or one_replica
+    if devices < 1:
+        raise ConfigError(f"--devices is {devices}: expected 1 or more")
+    sizes = resolve_mesh(parallel, devices)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    rules = Rules(mesh, parallel.sequence_parallel)  # type: ignore[arg-type]  # needs the names and sizes only
+    config = _with_vocabulary(config)
+    state = jax.eval_shape(lambda: init_state(jax.random.key(0), config, optimizer_for(config)))
+    shardings: TrainState = rules.shardings(state)
+    pairs = zip(named_leaves(state.params), jax.tree.leaves(shardings.params), strict=True)
+    parameters = [
+        ShardedParameter(
+            name,
+            leaf.shape,
+            tuple(rules.rule(axis) for axis in logical_axes(leaf)),
+            sharding.shard_shape(leaf.shape),
+            _shard_bytes(leaf, sharding),
+        )
+        for (name, leaf), sharding in pairs
+    ]
+    weights = sum(parameter.shard_bytes for parameter in parameters)
+    optimizer = jax.tree.map(_shard_bytes, state.opt_state, shardings.opt_state)
+    # Gradients are summed in the dtype and sharding of the parameters.
+    return Sharding(sizes, parameters, parameter_count(config.model), weights, weights, sum(jax.tree.leaves(optimizer)))
+
+
+def _shard_bytes(leaf: Any, sharding: NamedSharding) -> int:
+    return math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def _with_vocabulary(config: Config) -> Config:
+    """Give the model the vocabulary of its tokenizer, be it one that the run has yet to train."""
+    model, tokenizer = config.model, config.tokenizer
+    if model.vocab_size is not None:
+        return config
+    if tokenizer.type == "sentencepiece" and tokenizer.model is None:
+        size = tokenizer.vocab_size
+    else:
+        try:
+            size = build_tokenizer(tokenizer).vocab_size
+        except ConfigError as error:
+            raise ConfigError(f"model.vocab_size is not known: set it, or give a tokenizer ({error})") from error
+    return replace(config, model=replace(model, vocab_size=size))
+
+
+def print_sharding(sharding: Sharding) -> None:
+    """Print the parameters, the rules they matched and the sums; where the output is no terminal no line is broken."""
+    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
+    mesh = " x ".join(f"{axis} {size}" for axis, size in sharding.mesh.items())
+    console.print(f"{sharding.model_size:,} parameters on {math.prod(sharding.mesh.values()):,} device(s): {mesh}")
+    for table in (_parameters(sharding), _rules(sharding), _sums(sharding)):
+        console.print("", table, sep="\n")
+
+
+def _parameters(sharding: Sharding) -> Table:
+    table = _table("parameter", "shape", "logical axes", "mesh axes at rest", "per device", "MiB per device")
+    for p in sharding.parameters:
+        at_rest = [" ".join(f"{axis} {sharding.mesh[axis]}" for axis in rule.at_rest) or "-" for rule in p.rules]
+        columns = (p.shape, [rule.logical for rule in p.rules], at_rest, p.shard)
+        table.add_row(p.name, *(", ".join(map(str, column)) for column in columns), f"{p.shard_bytes / 2**20:,.3f}")
+    return table
+
+
+def _rules(sharding: Sharding) -> Table:
+    table = _table("rule", "at rest", "in compute", "why")
+    for rule in dict.fromkeys(rule for parameter in sharding.parameters for rule in parameter.rules):
+        table.add_row(rule.logical, " ".join(rule.at_rest) or "-", " ".join(rule.in_compute) or "-", rule.why)
+    return table
+
+
+def _sums(sharding: Sharding) -> Table:
+    table = _table("fp32", "GiB per device")
+    for what, size in (
+        ("weights", sharding.weights),
+        ("gradients", sharding.gradients),
+        ("optimizer state", sharding.optimizer),
+        ("together", sharding.weights + sharding.gradients + sharding.optimizer),
+    ):
+        table.add_row(what, f"{size / 2**30:,.3f}")
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, column in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if "iB" in column else "left"
+        table.add_column(column, overflow="fold", no_wrap=i == 0, justify=justify)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

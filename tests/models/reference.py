@@ -1,0 +1,98 @@
+"""The model a second time, in float64 NumPy and plain loops over layers, heads and tokens: what the tests compare with.
+
+Shapes: B batch, S sequence, D embed, N heads, K kv heads, H head dim, F mlp, V vocabulary that counts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megajax.config.model import ModelConfig
+from megajax.models.gpt import Gpt
+from megajax.models.parameters import named_leaves
+
+Array = np.ndarray
+Weights = dict[str, Array]
+
+
+def logits(model: Gpt, tokens: Array, positions: Array | None = None, segments: Array | None = None) -> Array:
+    """Tokens [B, S] -> logits [B, S, V]; positions count from 0 and all tokens are one document unless told."""
+    weights = {name: np.asarray(param[...], np.float64) for name, param in named_leaves(model)}
+    positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape) if positions is None else positions
+    segments = np.zeros_like(tokens) if segments is None else segments
+    return np.stack([_row(weights, model.config, *row) for row in zip(tokens, positions, segments, strict=True)])
+
+
+def _row(w: Weights, c: ModelConfig, tokens: Array, positions: Array, segments: Array) -> Array:
+    x = w["word_embedding"][tokens]
+    if c.positions == "learned":
+        x = x + w["position_embedding"][positions]
+    for number in range(c.num_layers):
+        layer = {name.removeprefix("blocks."): value[number] for name, value in w.items() if name.startswith("blocks.")}
+        x = x + attention_layer(norm(x, layer, "attention_norm", c), layer, c, positions, segments)
+        x = x + mlp(norm(x, layer, "mlp_norm", c), layer)
+    head = w["word_embedding"] if c.tied_head else w["head"]
+    return norm(x, w, "final_norm", c) @ head[: c.vocab_size].T
+
+
+def norm(x: Array, w: Weights, name: str, c: ModelConfig) -> Array:
+    """LayerNorm or RMSNorm of the last dimension."""
+    if c.norm == "layernorm":
+        x = x - x.mean(axis=-1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + c.norm_eps) * w[f"{name}.scale"]
+    return x + w.get(f"{name}.bias", 0)
+
+
+def mlp(x: Array, w: Weights) -> Array:
+    """[S, D] -> [S, D]; two input matrices mean SwiGLU, one GELU."""
+    hidden = np.einsum("sd,dpf->psf", x, w["mlp.fc1"]) + w.get("mlp.fc1_bias", np.zeros(1))[:, None]
+    hidden = silu(hidden[0]) * hidden[1] if len(hidden) == 2 else gelu(hidden[0])
+    return hidden @ w["mlp.fc2"] + w.get("mlp.fc2_bias", 0)
+
+
+def gelu(x: Array) -> Array:
+    """The tanh form of 1606.08415."""
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def silu(x: Array) -> Array:
+    """x times its sigmoid."""
+    return x / (1 + np.exp(-x))
+
+
+def attention_layer(x: Array, w: Weights, c: ModelConfig, positions: Array, segments: Array) -> Array:
+    """[S, D] -> [S, D]; the fused projection holds for each kv head its queries, then the key, then the value."""
+    qkv = np.einsum("sd,dkgh->skgh", x, w["attention.qkv"]) + w.get("attention.qkv_bias", 0)
+    group = c.num_heads // c.kv_heads
+    q = np.stack([qkv[:, n // group, n % group] for n in range(c.num_heads)], axis=1)
+    k, v = qkv[:, :, group], qkv[:, :, group + 1]
+    if c.qk_norm:
+        q, k = norm(q, w, "attention.q_norm", c), norm(k, w, "attention.k_norm", c)
+    if c.positions == "rope":
+        rotated = int(c.head_size * c.rope_fraction)
+        q, k = rotate(q, positions, c.rope_base, rotated), rotate(k, positions, c.rope_base, rotated)
+    heads = attend(q, k, v, segments)
+    return np.einsum("snh,nhd->sd", heads, w["attention.out"]) + w.get("attention.out_bias", 0)
+
+
+def attend(q: Array, k: Array, v: Array, segments: Array) -> Array:
+    """Queries [S, N, H], keys and values [S, K, H], document numbers [S] -> [S, N, H]."""
+    out = np.zeros_like(q)
+    for s, n in np.ndindex(*q.shape[:2]):
+        head = n // (q.shape[1] // k.shape[1])
+        seen = [t for t in range(s + 1) if segments[t] == segments[s]]
+        scores = np.array([q[s, n] @ k[t, head] for t in seen]) / np.sqrt(q.shape[2])
+        probabilities = np.exp(scores - scores.max())
+        out[s, n] = probabilities @ v[seen, head] / probabilities.sum()
+    return out
+
+
+def rotate(x: Array, positions: Array, base: float, rotated: int) -> Array:
+    """Turn the pair (i, i + rotated / 2) of every head of x [S, heads, H] by position / base^(2 i / rotated)."""
+    out = x.copy()
+    for i in range(rotated // 2):
+        j = i + rotated // 2
+        angle = (positions / base ** (2 * i / rotated))[:, None]
+        out[..., i] = x[..., i] * np.cos(angle) - x[..., j] * np.sin(angle)
+        out[..., j] = x[..., j] * np.cos(angle) + x[..., i] * np.sin(angle)
+    return out

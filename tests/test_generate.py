@@ -1,0 +1,195 @@
+"""`python -m megajax.generate`: text from a run that was trained on eight devices, read onto one."""
+
+import json
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from megajax.checkpoint.store import Checkpoints
+from megajax.config import Config, ConfigError, load_config
+from megajax.data.tokenizers import NullTokenizer
+from megajax.generate import Continuation, TrainedModel, continue_prompts, generate_text, load_model, main
+from megajax.models.gpt import Gpt
+from megajax.models.layout import Layout
+from megajax.models.sampling import Sampling
+from megajax.train import train
+
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps on 8 devices, a checkpoint of each."""
+    directory = tmp_path_factory.mktemp("generate")
+    corpus = directory / "corpus.jsonl"
+    line = "How vainly men themselves amaze to win the palm, the oak, or bays. "
+    corpus.write_text("\n".join(json.dumps({"text": line * n}) for n in range(1, 21)), encoding="utf-8")
+    config = load_config(
+        None,
+        [
+            f"output_dir={directory / 'run'}", f"data.text=[{corpus}]", "data.seq_length=16",
+            "tokenizer.type=sentencepiece", "tokenizer.vocab_size=300",
+            "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_positions=32",
+            "model.init_std=0.2", "train.steps=2", "train.global_batch_size=8", "checkpoint.every=1",
+            "evaluation.steps=0", "parallel.fsdp=8", "log.tensorboard=false",
+        ],
+    ).config  # fmt: skip
+    return train(config).output_dir
+
+
+@pytest.fixture(scope="module")
+def loaded(run: Path) -> TrainedModel:
+    return load_model(run)
+
+
+def continued(loaded: TrainedModel, *prompts: str, tokens: int = 8, seed: int = 0, **how: float) -> list[Continuation]:
+    return continue_prompts(*loaded, prompts, tokens=tokens, sampling=Sampling(**how), seed=seed)
+
+
+def test_continues_as_the_whole_forward_pass_would(loaded: TrainedModel):
+    """Every token of a greedy continuation is the likeliest one after all before it."""
+    ids = NullTokenizer(299)
+    [result] = continue_prompts(loaded.model, ids, ["5 6 7"], tokens=8, sampling=GREEDY, seed=0)
+    tokens = jnp.array([ids.encode("5 6 7" + result.text)])
+    batch = {"tokens": tokens, "positions": jnp.arange(11)[None]}
+    hidden = jax.jit(lambda model: model.hidden(batch, model.context(batch, Layout(), None)))(loaded.model)
+    np.testing.assert_array_equal(loaded.model.logits(hidden).argmax(-1)[0, 2:-1], tokens[0, 3:])
+    assert (result.tokens, result.finish_reason) == (8, "length")
+
+
+def test_weights_are_those_of_the_checkpoint_on_one_device(run: Path, loaded: TrainedModel):
+    with Checkpoints(run / "checkpoints", None) as checkpoints:
+        place = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[3]), loaded.model)
+        again = checkpoints.restore(loaded.model, place, step=2, part="params").state
+        before = checkpoints.restore(loaded.model, place, step=1, part="params").state
+    assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(loaded.model))
+    assert all(map(np.array_equal, jax.tree.leaves(loaded.model), jax.tree.leaves(again)))
+    assert all(map(np.array_equal, jax.tree.leaves(load_model(run, step=1).model), jax.tree.leaves(before)))
+    assert not np.array_equal(before.word_embedding[...], again.word_embedding[...])
+
+
+def test_weights_have_the_precision_of_the_run(run: Path, tmp_path: Path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    config = (copy / "config.yaml").read_text().replace("precision: fp32", "precision: bf16")
+    (copy / "config.yaml").write_text(config)
+    model = load_model(copy).model
+    assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {jnp.dtype(jnp.bfloat16)}
+    expected = load_model(run).model.final_norm.scale[...].astype(jnp.bfloat16)
+    np.testing.assert_array_equal(model.final_norm.scale[...], expected)
+
+
+def test_needs_nothing_but_configuration_tokenizer_and_checkpoint(run: Path, tmp_path: Path):
+    """The token files and the text are gone, and are not made again."""
+    copy = tmp_path / "run"
+    for name in ("config.yaml", "tokenizer.model"):
+        copy.mkdir(exist_ok=True)
+        shutil.copy(run / name, copy / name)
+    shutil.copytree(run / "checkpoints" / "2", copy / "checkpoints" / "2")
+    config = (copy / "config.yaml").read_text().replace("corpus.jsonl", "lost.jsonl")
+    (copy / "config.yaml").write_text(config)
+    before = sorted(copy.rglob("*"))
+    assert generate_text(copy, ["How"], sampling=GREEDY) == generate_text(run, ["How"], sampling=GREEDY)
+    assert sorted(copy.rglob("*")) == before
+
+
+def test_prompts_do_not_change_each_other(loaded: TrainedModel):
+    """Different lengths, one of them with little room, against each prompt on its own."""
+    prompts = ["How", "themselves amaze to win the palm", "the oak"]
+    together = continued(loaded, *prompts, tokens=20, temperature=0)
+    assert together == [continued(loaded, prompt, tokens=20, temperature=0)[0] for prompt in prompts]
+    assert together[0].tokens > together[1].tokens
+
+
+def test_seeds(loaded: TrainedModel):
+    same = ["How", "How"]
+    first, second = continued(loaded, *same, seed=7)
+    assert first.text != second.text
+    assert continued(loaded, *same, seed=7) == [first, second]
+    assert continued(loaded, "How", seed=7) == [first]
+    assert continued(loaded, "How", seed=8) != [first]
+
+
+def test_clips_to_the_positions_of_the_model(loaded: TrainedModel, caplog: pytest.LogCaptureFixture):
+    length = len(loaded.tokenizer.encode("How vainly men"))
+    [result] = continued(loaded, "How vainly men", tokens=100)
+    assert result.tokens == 32 - length
+    assert f"leaves room for {32 - length} new tokens, not 100" in caplog.text
+
+
+def test_prompt_gets_no_token_put_before_it(loaded: TrainedModel, caplog: pytest.LogCaptureFixture):
+    """Training text had no beginning-of-sequence token either."""
+    ids = loaded.tokenizer.encode("How")
+    assert loaded.tokenizer.bos_id is not None
+    assert loaded.tokenizer.bos_id not in ids
+    with caplog.at_level(logging.INFO):
+        continued(loaded, "How")
+    assert f"'How' has {len(ids)} ids, from {ids} on" in caplog.text
+
+
+def test_stops_at_the_end_of_a_document(loaded: TrainedModel):
+    """With the null tokenizer the id after the last one ends a document: take the second that the model makes."""
+    ids = NullTokenizer(299)
+    [free] = continue_prompts(loaded.model, ids, ["0"], tokens=4, sampling=GREEDY, seed=0)
+    first, second, *_ = free.text.split()
+    assert free.finish_reason == "length"
+    assert first != second
+    end = NullTokenizer(int(second))
+    [stopped] = continue_prompts(loaded.model, end, ["0"], tokens=4, sampling=GREEDY, seed=0)
+    assert stopped == Continuation("0", f" {first}", 2, "stop")
+
+
+def test_command(run: Path, capsys: pytest.CaptureFixture[str]):
+    """Continuations alone go to stdout."""
+    assert main([str(run), "--prompt", "How", "--prompt", "the oak", "--tokens", "4", "--temperature", "0"]) == 0
+    expected = generate_text(run, ["How", "the oak"], tokens=4, sampling=GREEDY)
+    assert capsys.readouterr().out == "".join(f"{result.text}\n" for result in expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompt", ""], "the prompt '' is empty: give at least one token"),
+        (["--prompt", "palm " * 40], "which leaves no room for new ones: the model sees 32 (model.max_positions)"),
+        (["--prompt", "x", "--tokens", "0"], "tokens is 0: expected 1 or more"),
+        (["--prompt", "x", "--seed", "-1"], "seed is -1: expected 0 to 4294967295"),
+        (["--prompt", "x", "--temperature", "nan"], "temperature is nan: expected 0 (greedy) or more"),
+        (["--prompt", "x", "--top-k", "-1"], "top_k is -1"),
+        (["--prompt", "x", "--top-p", "1.1"], "top_p is 1.1"),
+        (["--prompt", "x", "--step", "7"], "no finished checkpoint of step 7: finished are 1, 2"),
+    ],
+)
+def test_bad_input(run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert main([str(run), *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err.splitlines()[-1]
+
+
+def test_directory_without_a_trained_model(run: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"is not a run of megajax: it has no config\.yaml"):
+        generate_text(tmp_path, ["x"])
+    shutil.copy(run / "config.yaml", tmp_path)
+    with pytest.raises(ConfigError, match=r"tokenizer\.model: no such file"):
+        generate_text(tmp_path, ["x"])
+    shutil.copy(run / "tokenizer.model", tmp_path)
+    with pytest.raises(ConfigError, match="has no finished checkpoint: train it first"):
+        generate_text(tmp_path, ["x"])
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_checkpoint_of_another_model(run: Path, tmp_path: Path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "config.yaml").write_text((copy / "config.yaml").read_text().replace("hidden_size: 32", "hidden_size: 64"))
+    with pytest.raises(ConfigError, match=r"is \(2, 4, 8, 32\) there and \(2, 4, 16, 64\) in this model"):
+        load_model(copy)
+
+
+def test_no_prompt(loaded: TrainedModel):
+    with pytest.raises(ConfigError, match="no prompt is given"):
+        continued(loaded)

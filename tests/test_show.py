@@ -1,0 +1,108 @@
+"""`python -m megajax.show`: what a device would hold, without a device."""
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from megajax.config import Config, ConfigError, ModelConfig, ParallelConfig, TokenizerConfig, load_config, resolve_mesh
+from megajax.models.parameters import named_leaves
+from megajax.parallel.mesh import build_mesh
+from megajax.parallel.rules import Rules
+from megajax.show import main, sharding_of
+from megajax.training.step import build_init
+
+ROOT = Path(__file__).parents[1]
+TINY = Config(model=ModelConfig(num_layers=2, hidden_size=64, num_heads=8, max_positions=32, vocab_size=100))
+
+
+def test_parameter_of_gpt3_175b():
+    """96 layers of a 12288 x (96 x 3 x 128) matrix, columns over tensor 8, rows over fsdp 16."""
+    config = load_config("recipes/gpt3_175b_128gpu.yaml").config
+    qkv = next(p for p in sharding_of(config, 128).parameters if p.name == "blocks.attention.qkv")
+    assert qkv.shape == (96, 12288, 96, 3, 128)
+    assert [rule.logical for rule in qkv.rules] == ["layers", "embed", "kv_heads", "qkv_in_group", "head_dim"]
+    assert [rule.at_rest for rule in qkv.rules] == [("pipe",), ("fsdp",), ("tensor",), (), ()]
+    assert qkv.shard == (96, 768, 12, 3, 128)
+    assert qkv.shard_bytes == 4 * 96 * 768 * 12 * 3 * 128
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_agrees_with_the_arrays_of_a_run(name: str):
+    parallel = ParallelConfig(data=2, fsdp=2, tensor=2)
+    config = replace(TINY, parallel=parallel, optim=replace(TINY.optim, name=name))
+    told = sharding_of(config)
+    _, like, shardings = build_init(config, Rules(build_mesh(resolve_mesh(parallel, 8))))
+    state = jax.tree.map(lambda leaf, at: jax.device_put(np.zeros(leaf.shape, leaf.dtype), at), like, shardings)
+
+    def held(tree: object) -> int:
+        return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
+
+    shards = {name: leaf[...].addressable_shards[0].data.shape for name, leaf in named_leaves(state.params)}
+    assert shards == {p.name: p.shard for p in told.parameters}
+    assert (told.weights, told.gradients, told.optimizer) == (
+        held(state.params), held(state.params), held(state.opt_state)
+    )  # fmt: skip
+
+
+def test_devices():
+    config = replace(TINY, parallel=ParallelConfig(fsdp=2, tensor=4))
+    assert sharding_of(config).mesh["data"] == 1
+    assert sharding_of(config, 32).mesh["data"] == 4
+    simulated = replace(config, parallel=replace(config.parallel, simulate_devices=16))
+    assert sharding_of(simulated).mesh["data"] == 2
+
+
+def test_vocabulary_of_a_tokenizer_that_is_not_trained_yet():
+    """28 is padded to 128 rows; the padding is no parameter."""
+    tokenizer = TokenizerConfig(type="sentencepiece", vocab_size=28)
+    config = replace(TINY, model=replace(TINY.model, vocab_size=None), tokenizer=tokenizer)
+    told = sharding_of(config)
+    padded = sum(math.prod(p.shape) for p in told.parameters)
+    assert padded - told.model_size == (128 - 28) * 64
+
+
+def test_command_needs_no_device():
+    """3,072 of them on a machine whose only platform does not exist; nothing is broken over two lines."""
+    command = [sys.executable, *"-m megajax.show recipes/gpt3_175b_128gpu.yaml --devices 3072".split()]
+    environment = os.environ | {"JAX_PLATFORMS": "tpu"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("174,604,259,328 parameters on 3,072 device(s): pipe 1 x data 24 x fsdp 16 x")
+    columns = ["word_embedding", "50304, 12288", "vocab, embed", "tensor 8, fsdp 16", "6288, 768", "18.422"]
+    assert columns in [[cell.strip() for cell in line.split("  ") if cell] for line in lines]
+    assert any(line.startswith("embed ") and "ZeRO-3 (1910.02054)" in line for line in lines)
+    assert lines[-1].split() == ["together", "20.467"]
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("nowhere.yaml", "nowhere.yaml not found"),
+        ("quickstart.yaml --devices 0", "--devices is 0: expected 1 or more"),
+        ("quickstart.yaml --devices many", "--devices: invalid int value: 'many'"),
+        ("quickstart.yaml parallel.tensor=2 --devices 3", "number of devices 3 is not a multiple of"),
+        ("quickstart.yaml parallel.tensor=3", "model.num_heads 4 is not a multiple of parallel.tensor 3"),
+        ("model.num_layers=2", "model.vocab_size is not known: set it, or give a tokenizer"),
+        ("tokenizer.type=huggingface tokenizer.model=none.json", "none.json: no such file"),
+    ],
+)
+def test_bad_input(words: str, message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_dimension_that_no_mesh_divides():
+    config = replace(TINY, parallel=ParallelConfig(fsdp=3))
+    with pytest.raises(ConfigError, match=r"blocks.attention.out: dim 3 \(embed\) has 64 entries, not divisible by"):
+        sharding_of(config)
