@@ -164,4 +164,4 @@ def _table(*columns: str) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -64,7 +64,9 @@ def gathered(tree: Any) -> dict[str, np.ndarray]:
 
 def compile_layout(config: Config, parallel: ParallelConfig) -> tuple[Any, Any, Feed, Rules]:
     """Initial state, train step and feed on the first devices that the layout needs."""
-    count = math.prod(size for axis, size in vars(parallel).items() if axis in ("pipe", "data", "fsdp", "context", "tensor"))
+    count = math.prod(
+        size for axis, size in vars(parallel).items() if axis in ("pipe", "data", "fsdp", "context", "tensor")
+    )
     mesh = build_mesh(resolve_mesh(parallel, count), jax.devices()[:count])
     config = replace(config, parallel=parallel)
     rules = Rules(mesh, parallel.sequence_parallel)

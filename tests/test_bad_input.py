@@ -131,7 +131,7 @@ def overwrite_end(path: Path) -> None:
     [
         (".bin", shorten, "tokens.bin: shorter than the index says: 189 bytes found, 192 expected"),
         (".idx", shorten, "tokens.idx: 199 bytes found, 202 expected for 8 sequences and a document index of 9"),
-        (".idx", overwrite_start, "tokens.idx: not a Megatron index"),
+        (".idx", overwrite_start, "tokens.idx: not a Megatron index (starts with b'PK"),
         (".idx", overwrite_end, "tokens.idx: the document index does not run from 0 to the 8 sequences"),
         (".idx", Path.unlink, "tokens.idx: no such file"),
     ],
@@ -144,6 +144,15 @@ def test_damaged_token_files(refuse: Refuse, tokens: Path, suffix: str, damage: 
 def test_a_token_outside_the_vocabulary(refuse: Refuse, tokens: Path):
     line = refuse("data.path=tokens", "tokenizer.vocab_size=11")
     assert line.startswith("tokens.bin: token id 12 outside the vocabulary of 12")
+
+
+def test_a_learning_rate_that_diverges(workplace: Path, capsys: pytest.CaptureFixture[str]):
+    """No bad input yet, so exit code 3; the step that is not finite is never saved."""
+    assert main([*SETTINGS, "data.text=corpus.jsonl", "train.steps=4", "optim.lr=1e30", "checkpoint.every=1"]) == 3
+    error = capsys.readouterr().err
+    assert "megajax: stopped: the loss is nan at step 2, learning rate 1e+30" in error
+    assert "step 1 in run/checkpoints; lower optim.lr" in error
+    assert finished_steps(workplace) == {"1"}
 
 
 def test_an_output_directory_with_other_files(refuse: Refuse, workplace: Path):

@@ -3,7 +3,7 @@
 import json
 import logging
 import shutil
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -12,15 +12,25 @@ import numpy as np
 import pytest
 
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import Config, ConfigError, load_config
+from megajax.config import ConfigError, load_config
 from megajax.data.tokenizers import NullTokenizer
 from megajax.generate import Continuation, TrainedModel, continue_prompts, generate_text, load_model, main
-from megajax.models.gpt import Gpt
 from megajax.models.layout import Layout
 from megajax.models.sampling import Sampling
 from megajax.train import train
 
 GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(autouse=True)
+def loggers_stay_as_they_are() -> Iterator[None]:
+    """The command line sets up the root logger of its process, which here is that of all tests."""
+    root, absl = logging.getLogger(), logging.getLogger("absl")
+    before = root.handlers[:], root.level, absl.level
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    absl.setLevel(before[2])
 
 
 @pytest.fixture(scope="module")
@@ -133,15 +143,14 @@ def test_prompt_gets_no_token_put_before_it(loaded: TrainedModel, caplog: pytest
 
 
 def test_stops_at_the_end_of_a_document(loaded: TrainedModel):
-    """With the null tokenizer the id after the last one ends a document: take the second that the model makes."""
-    ids = NullTokenizer(299)
-    [free] = continue_prompts(loaded.model, ids, ["0"], tokens=4, sampling=GREEDY, seed=0)
-    first, second, *_ = free.text.split()
-    assert free.finish_reason == "length"
-    assert first != second
-    end = NullTokenizer(int(second))
-    [stopped] = continue_prompts(loaded.model, end, ["0"], tokens=4, sampling=GREEDY, seed=0)
-    assert stopped == Continuation("0", f" {first}", 2, "stop")
+    """With the null tokenizer the id after the last one ends a document: let it be one that the model makes."""
+    [free] = continued(TrainedModel(loaded.model, NullTokenizer(299)), "0")
+    made = free.text.split()
+    assert (len(made), free.finish_reason) == (8, "length")
+    end = made[3]
+    count = made.index(end) + 1
+    [stopped] = continued(TrainedModel(loaded.model, NullTokenizer(int(end))), "0")
+    assert stopped == Continuation("0", "".join(f" {token}" for token in made[: count - 1]), count, "stop")
 
 
 def test_command(run: Path, capsys: pytest.CaptureFixture[str]):

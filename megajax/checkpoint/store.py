@@ -1,8 +1,8 @@
 """Checkpoints: Orbax, asynchronous, atomic, from any mesh to any mesh.
 
-A checkpoint holds every array of the train state under its dotted name ("params.blocks.attention.qkv", all layers in one)
-and one JSON record: step, consumed samples and tokenizer. Names and shapes say nothing about the layout.
-Orbax writes into a temporary directory and renames it last, so a killed save is no checkpoint.
+A checkpoint holds every array of the train state under its dotted name ("params.blocks.attention.qkv", all layers in
+one) and one JSON record: step, consumed samples and tokenizer. Names and shapes say nothing about the layout. Orbax
+writes into a temporary directory and renames it last, so a killed save is no checkpoint.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             self.wait()
         except ConfigError as second:
@@ -164,7 +166,9 @@ class _SavingErrors:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, Exception) and not isinstance(error, ConfigError):
             reason = " ".join(str(error).split())[-200:]  # what went wrong stands last
             raise ConfigError(

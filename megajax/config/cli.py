@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from megajax.config.base import ConfigError
 from megajax.config.checks import check_config
@@ -20,7 +20,15 @@ from megajax.config.load import Loaded, derived_values, flat_values, load_config
 EPILOG = "Keys that may stand in the file and on the command line (YAML values):"
 
 
-def entry_point(run: Callable[[list[str]], int | None]) -> Callable[[Sequence[str] | None], int]:
+class Command(Protocol):
+    """What an entry point's `main` is, once decorated."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Run with these words, or with those of the process; the exit code."""
+        ...
+
+
+def entry_point(run: Callable[[list[str]], int | None]) -> Command:
     """Make `run(argv)` a command: its exit code, one line instead of a traceback for bad input.
 
     Use as `sys.exit(main())`, or call `main(["config.yaml", "train.steps=3"])` from Python. Without arguments it takes

@@ -93,7 +93,10 @@ def preprocess(
             unknown += int(np.count_nonzero(encoded == built.unk_id))
         if tokens == 0:
             files = ", ".join(map(str, inputs))
-            raise ConfigError(f"{files}: no documents with text ({documents} empty, {skipped} lines skipped)")
+            raise ConfigError(
+                f"{files}: no documents with text ({documents} empty, {skipped} lines skipped); "
+                f'give lines such as {{"{key}": "..."}}'
+            )
     if unknown:
         log.warning("%s: %d of %d tokens are unknown to the tokenizer: their text is lost", prefix, unknown, tokens)
     return Report(prefix, documents, empty, skipped, tokens, unknown)

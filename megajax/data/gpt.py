@@ -178,5 +178,5 @@ class GPTDataset:
             if not 0 <= token < self._vocab_size:
                 raise ConfigError(
                     f"{self._indexed.bin_path}: token id {token} outside the vocabulary of {self._vocab_size}; "
-                    "the file was written with another tokenizer"
+                    "the file was written with another tokenizer: set tokenizer.* to that one"
                 )

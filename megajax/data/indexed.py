@@ -101,7 +101,7 @@ def _map_index(path: Path) -> _Index:
     with path.open("rb") as file:
         magic, version, code, sequences, documents = _HEADER.unpack(file.read(_HEADER.size))
     if magic != _MAGIC:
-        raise ConfigError(f"{path}: not a Megatron index (starts with {magic!r}, not {_MAGIC!r})")
+        raise ConfigError(f"{path}: not a Megatron index (starts with {magic!r}, not {_MAGIC!r}); write the pair again")
     if version != _VERSION:
         raise ConfigError(f"{path}: version {version} of the index format; only version {_VERSION} is known")
     if code not in _DTYPES:

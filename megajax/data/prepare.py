@@ -1,4 +1,4 @@
-"""From text to what training reads, once: tokenizer and token files are made in the run's directory and reused after."""
+"""From text to what training reads, once: tokenizer and token files are made in the run's directory and reused."""
 
 from __future__ import annotations
 

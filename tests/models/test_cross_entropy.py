@@ -83,18 +83,17 @@ def test_logits_of_one_chunk_only(monkeypatch):
     assert f"tensor<{B * S}x{V}xf32>" not in program
 
 
-def test_bf16_gradients_keep_their_dtype_and_fp32_sums():
-    """512 tokens whose gradients 2^-9 would vanish one by one beside 1 in a bf16 sum (case C21's kind)."""
-    x = jnp.ones((1, 513, 1), jnp.bfloat16)
-    head = jnp.zeros((2, 1), jnp.bfloat16)
-    weights = jnp.full((1, 513), 2.0**-8).at[0, 0].set(2.0)  # (1/2 - 1) x weight is each token's part of dhead[0]
+def test_bf16_gradients_are_summed_in_fp32(monkeypatch):
+    """Case C21 with a token a chunk: 1 and 256 times 2^-9 are 1.5, where a bf16 sum would stay at 1."""
+    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 2)
+    x, head = np.ones((1, 257, 1), jnp.bfloat16), np.zeros((2, 1), jnp.bfloat16)  # both ids have probability 1/2
+    labels, weights = np.zeros((1, 257), np.int32), np.full((1, 257), 2.0**-8, np.float32)
+    weights[0, 0] = 2
 
-    _, (dx, dhead) = gradients(
-        lambda x, w: linear_cross_entropy(x, w, jnp.zeros((1, 513), jnp.int32), weights, 2), x, head
-    )
+    _, (dx, dhead) = gradients(lambda x, w: linear_cross_entropy(x, w, labels, weights, 2), x, head)
 
     assert dx.dtype == dhead.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(np.float32(dhead[:, 0]), [-2.0, 2.0])
+    np.testing.assert_array_equal(np.float32(dhead[:, 0]), [-1.5, 1.5])
 
 
 def test_large_logits_do_not_overflow():

@@ -1,0 +1,110 @@
+"""Every notebook runs from top to bottom in a fresh kernel of this interpreter, and so does what people do in one."""
+
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import KernelSpec
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+class ThisInterpreter(AsyncKernelManager):
+    """Starts kernels of the interpreter that runs the tests, whatever is registered on the machine."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        return KernelSpec(argv=argv, display_name="Python", language="python")
+
+
+def run(notebook: nbformat.NotebookNode, directory: Path) -> list[str]:
+    """Execute all cells in `directory` on one CPU device; what each code cell printed."""
+    flags = os.environ["XLA_FLAGS"].replace("--xla_force_host_platform_device_count=8", "")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
+    place = {"metadata": {"path": str(directory)}}
+    client = NotebookClient(notebook, kernel_manager_class=ThisInterpreter, timeout=300, resources=place)
+    client.execute(env=environment)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return ["".join(out.text for out in cell.outputs if out.get("name") == "stdout") for cell in code]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_is_stored_without_outputs(path: Path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert cell.cell_type != "code" or (cell.outputs, cell.execution_count) == ([], None)
+        assert cell.metadata == {}
+
+
+def test_train(tmp_path: Path):
+    notebook = nbformat.read(ROOT / "notebooks/01_train.ipynb", as_version=4)
+    _, origins, training, _, summary, text, sharding = run(notebook, tmp_path)
+    assert "optim.lr: file quickstart.yaml" in origins
+    assert "finished 60 steps" in training
+    first, last = map(float, re.search(r"validation loss (\S+) -> (\S+)", summary).groups())
+    assert first == pytest.approx(math.log(512), abs=0.1)
+    assert last < 0.9 * first
+    assert float(re.search(r"median speed (\S+) tokens", summary)[1]) > 0
+    assert text.startswith("KING HENRY. ")
+    assert "[40 tokens, length]" in text
+    assert "174.6 billion parameters: 20.5 GiB per GPU" in sharding
+    plots = [out for cell in notebook.cells for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
+    assert len(plots) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+CELLS = [
+    """
+import sys
+from megajax.config import Config, ConfigError
+from megajax.train import train
+print(sys.argv[1:2])
+""",
+    """
+def configuration(steps, **parallel):
+    return Config(
+        output_dir="run",
+        model={"num_layers": 1, "hidden_size": 16, "num_heads": 2, "max_positions": 8},
+        tokenizer={"type": "null", "vocab_size": 9},
+        data={"text": ["numbers.jsonl"], "seq_length": 8, "split": "1,0,0"},
+        train={"steps": steps, "global_batch_size": 2},
+        parallel=parallel,
+    )
+print(train(configuration(2, simulate_devices=2)).step)
+""",
+    """
+print(train(configuration(2, simulate_devices=2)).step)
+print(train(configuration(4, simulate_devices=2, tensor=2)).step)
+""",
+    """
+try:
+    train(configuration(6, simulate_devices=4))
+except ConfigError as error:
+    print(error)
+""",
+]
+
+
+def test_train_again_in_the_same_kernel(tmp_path: Path):
+    """A configuration from dicts; the kernel's own arguments are not read; the mesh may change, not the devices."""
+    (tmp_path / "numbers.jsonl").write_text('{"text": "1 2 3 4 5 6 7 8 0"}\n' * 8)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
+    arguments, first, again, refused = run(notebook, tmp_path)
+    assert arguments == "['-f']\n"
+    assert "mesh: data 2 (cpu)" in first
+    assert first.endswith("\n2\n")
+    assert "finished its 2 steps: nothing to do" in again
+    assert "resumed at step 2 of 4" in again
+    assert "mesh: tensor 2 (cpu)" in again
+    assert again.endswith("\n4\n")
+    assert refused.startswith("parallel.simulate_devices=4: JAX already runs on 2 cpu device(s) in this process")
+    assert "restart the notebook kernel" in refused

@@ -1,0 +1,172 @@
+"""The whole job through its command line: real files, real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from megajax.config import load_config
+from megajax.train import main, train
+
+ROOT = Path(__file__).parents[1]
+WORDS = [
+    "tokenizer.type=null", "tokenizer.vocab_size=50", "data.split=90,10,0", "data.seq_length=16",
+    "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_positions=32",
+    "model.hidden_dropout=0.1", "train.global_batch_size=8", "train.micro_batch_size=4", "train.steps=20",
+    "optim.lr=1e-2", "optim.warmup_steps=3", "checkpoint.every=10", "evaluation.every=10", "evaluation.steps=2",
+    "log.every=5", "log.tensorboard=false", "parallel.data=1", "parallel.fsdp=2", "parallel.tensor=2",
+    "parallel.simulate_devices=4",
+]  # fmt: skip
+
+
+ALL_DEVICES = ["parallel.simulate_devices=0", "parallel.data=2", "train.micro_batch_size=2"]
+"""Instead of four simulated ones in a process of its own: the eight of this process."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty documents of counting numbers."""
+    path = tmp_path_factory.mktemp("corpus") / "numbers.jsonl"
+    rng = np.random.default_rng(0)
+    starts = rng.integers(0, 50, 40)
+    texts = [" ".join(str((start + i) % 50) for i in range(90)) for start in starts]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def start(corpus: Path, output: Path, *words: str, before: str = "") -> subprocess.Popen[str]:
+    """A real training process; `before` is Python that runs first."""
+    arguments = [*WORDS, f"data.text={corpus}", f"output_dir={output}", *words]
+    code = f"{before}\nimport sys\nfrom megajax.train import main\nsys.exit(main({arguments!r}))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code and what was printed."""
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def records(output: Path) -> list[dict[str, object]]:
+    """metrics.jsonl without what differs from run to run."""
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "timing"} for line in lines]
+
+
+def arrays(output: Path, step: int) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint, read with Orbax alone."""
+    path = output / f"checkpoints/{step}/state"
+    with ocp.PyTreeCheckpointer() as reader:
+        names = reader.metadata(path).item_metadata.tree
+        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+        return reader.restore(path, ocp.args.PyTreeRestore(restore_args=as_numpy))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Twenty steps in one go, and what they printed."""
+    output = tmp_path_factory.mktemp("runs") / "undisturbed"
+    code, out, err = finish(start(corpus, output))
+    assert code == 0, err
+    return output, out
+
+
+def assert_same_run(output: Path, undisturbed: Path) -> None:
+    """Byte-equal parameters and optimizer state, equal metrics."""
+    expected = arrays(undisturbed, 20)
+    found = arrays(output, 20)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].tobytes() == value.tobytes(), name
+    assert records(output) == records(undisturbed)
+
+
+def test_a_run_says_what_it_does_and_learns(undisturbed: tuple[Path, str]) -> None:
+    """Loud choices, Megatron's log line, and a loss that falls."""
+    output, out = undisturbed
+    for expected in ("mesh: fsdp 2 x tensor 2", "attention: xla", "remat selective", "epoch(s)", "MFU = model FLOPs"):
+        assert expected in out
+    assert out.count("| lm loss: ") == 4
+    validation = [line["lm loss validation"] for line in records(output) if "lm loss validation" in line]
+    assert len(validation) == 3
+    assert validation[-1] < validation[0] - 1
+    assert "finished 20 steps" in out
+
+
+def test_killed_after_a_save_and_resumed(corpus: Path, undisturbed: tuple[Path, str], tmp_path: Path) -> None:
+    """10 steps, kill -9, 10 steps = 20 steps, to the bit (cases K03, K13)."""
+    kill = (
+        "import os, signal\nfrom megajax.train import Trainer\nsave = Trainer.save\n"
+        "def save_and_die(self):\n    save(self)\n    self.checkpoints.wait()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Trainer.save = save_and_die"
+    )
+    assert finish(start(corpus, tmp_path / "run", before=kill))[0] == -signal.SIGKILL
+    code, out, err = finish(start(corpus, tmp_path / "run"))
+    assert code == 0, err
+    assert "resumed at step 10 of 20" in out
+    assert_same_run(tmp_path / "run", undisturbed[0])
+
+
+def test_sigterm_saves_and_leaves_politely(corpus: Path, undisturbed: tuple[Path, str], tmp_path: Path) -> None:
+    """Exit code 0, the step it was at is saved, and resuming gives the undisturbed run."""
+    output = tmp_path / "run"
+    # The sleep only makes sure that the signal finds the run between two steps.
+    slow = "import time\nfrom megajax.train import Trainer\nTrainer._due = lambda s, e, f=Trainer._due: time.sleep(.1) or f(s, e)"
+    process = start(corpus, output, before=slow)
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and not (output / "metrics.jsonl").exists():
+        time.sleep(0.05)
+    while time.monotonic() < deadline and len((output / "metrics.jsonl").read_text().splitlines()) < 4:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = finish(process)
+    assert code == 0, err
+    assert "SIGTERM: step" in out
+    assert finish(start(corpus, output))[0] == 0
+    assert_same_run(output, undisturbed[0])
+
+
+def test_a_finished_run_says_so(corpus: Path, undisturbed: tuple[Path, str], capfd: pytest.CaptureFixture[str]) -> None:
+    """The same command again trains nothing; on other devices as well."""
+    before = records(undisturbed[0])
+    assert main([*WORDS, *ALL_DEVICES, f"data.text={corpus}", f"output_dir={undisturbed[0]}"]) == 0
+    assert "has finished its 20 steps" in capfd.readouterr().out
+    assert records(undisturbed[0]) == before
+
+
+def test_diverging_training_stops(corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A loss that is no longer finite ends the run with exit code 3 and a line that says where."""
+    words = [*WORDS, *ALL_DEVICES, f"data.text={corpus}", f"output_dir={tmp_path / 'run'}"]
+    assert (
+        main([*words, "optim.lr=1e30", "optim.warmup_steps=0", "optim.decay_style=constant", "optim.clip_grad=0"]) == 3
+    )
+    err = capfd.readouterr().err
+    assert "megajax: stopped: the " in err
+    assert "learning rate 1e+30; last good checkpoint: none was saved" in err
+    assert "Traceback" not in err
+
+
+def test_batch_size_ramp_and_samples(corpus: Path, tmp_path: Path) -> None:
+    """8 -> 16 samples over the first 16, of 48 in all: steps of 8, 8, 16, 16, each a compiled size of its own."""
+    words = [
+        *WORDS,
+        *ALL_DEVICES,
+        f"data.text={corpus}",
+        f"output_dir={tmp_path / 'run'}",
+        "train.global_batch_size=16",
+    ]
+    length = ["train.steps=null", "train.samples=50", "train.rampup=[8,8,16]", "optim.warmup_steps=0"]
+    result = train(load_config(None, [*words, *length]).config)
+    steps = [line for line in records(tmp_path / "run") if "lm loss" in line]
+    assert [line["batch-size"] for line in steps] == [8, 8, 16, 16]
+    assert result.step == 4
