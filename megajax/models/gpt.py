@@ -14,7 +14,7 @@ from megajax.models.block import RESIDUAL, Remat, run_blocks, stack_blocks
 from megajax.models.context import Context
 from megajax.models.dropout import dropout, layer_keys
 from megajax.models.init import normal
-from megajax.models.layout import Layout
+from megajax.models.layout import Layout, Table
 from megajax.models.norm import Norm
 from megajax.models.rope import rope_angles
 
@@ -43,9 +43,10 @@ class Gpt(nnx.Module):
     def embed(self, batch: dict[str, jax.Array], context: Context) -> jax.Array:
         """Tokens [B, S] -> residual stream [B, S, D]."""
         layout = context.layout
-        x = layout.lookup(self.word_embedding[...], batch["tokens"], "vocab")
+        tables: list[Table] = [(self.word_embedding[...], batch["tokens"], "vocab")]
         if self.config.positions == "learned":
-            x = x + layout.lookup(self.position_embedding[...], batch["positions"], "positions")
+            tables.append((self.position_embedding[...], batch["positions"], "positions"))
+        x = layout.lookup(*tables)
         keys = None if context.keys is None else layer_keys(context.keys, 0)
         return dropout(x, self.config.hidden_dropout, keys, "embedding", layout, RESIDUAL)
 

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from megajax.models.attention_kernels import xla_attention
 from megajax.models.cross_entropy import linear_cross_entropy
 
 M = TypeVar("M")
 Drop = Callable[[jax.Array], jax.Array]
+Table = tuple[jax.Array, jax.Array, str]
+"""Weights [V, D], ids [B, S] of the rows to look up, logical axis of the rows."""
 
 
 class Layout:
@@ -45,9 +46,9 @@ class Layout:
         """Causal attention; see `xla_attention` for shapes."""
         return xla_attention(q, k, v, segment_ids=segment_ids, drop=drop)
 
-    def lookup(self, table: jax.Array, ids: jax.Array, rows: str) -> jax.Array:
-        """Rows `ids` [B, S] of `table` [V, D] -> [B, S, D]; `rows` is the logical axis of the table's rows."""
-        return jnp.take(table, ids, axis=0)
+    def lookup(self, *tables: Table) -> jax.Array:
+        """Sum over the tables of the rows that their ids name -> [B, S, D]."""
+        return sum((weights[ids] for weights, ids, _ in tables[1:]), start=tables[0][0][tables[0][1]])
 
     def cross_entropy(
         self, x: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array, vocab_size: int

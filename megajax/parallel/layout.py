@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 from megajax.config.parallel import AXES
 from megajax.models.attention_kernels import cudnn_attention, xla_attention
 from megajax.models.block import RESIDUAL
-from megajax.models.layout import Drop, Layout
+from megajax.models.layout import Drop, Layout, Table
 from megajax.models.parameters import logical_axes
 from megajax.parallel.mesh import MANUAL_AXES
 from megajax.parallel.rules import Rules
@@ -80,9 +80,9 @@ class MeshLayout(Layout):
         )
         return kernel(q, k, v)
 
-    def lookup(self, table: jax.Array, ids: jax.Array, rows: str) -> jax.Array:
+    def lookup(self, *tables: Table) -> jax.Array:
         """See `Vocabulary.lookup`."""
-        return self.vocabulary.lookup(table, ids, rows)
+        return self.vocabulary.lookup(list(tables))
 
     def cross_entropy(
         self, x: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array, vocab_size: int

@@ -37,7 +37,7 @@ RULES: tuple[Rule, ...] = (
     Rule("heads", ("tensor",), ("tensor",), "row-parallel attention output"),
     Rule("mlp", ("tensor",), ("tensor",), "column-parallel fc1, row-parallel fc2"),
     Rule("embed", ("fsdp",), (), "ZeRO-3 (1910.02054): split at rest, gathered when the layer runs"),
-    Rule("positions", (), (), "a position table is small in rows; its embed dim is split at rest"),
+    Rule("positions", ("tensor",), ("tensor",), "as the vocabulary: both lookups share one reduction"),
     Rule("norm", (), (), "norm gains and row-parallel biases are small: replicated"),
     Rule("head_dim", (), (), "a head is never cut"),
     Rule("qkv_in_group", (), (), "q, k and v of a group stay together"),

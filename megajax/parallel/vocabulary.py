@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec
 
 from megajax.config.parallel import AXES
 from megajax.models.cross_entropy import LinearLoss, chunked_loss, token_losses
+from megajax.models.layout import Table
 from megajax.parallel.collectives import Collectives
 from megajax.parallel.mesh import MANUAL_AXES
 from megajax.parallel.rules import Rules
@@ -38,46 +39,48 @@ class Vocabulary:
         self.residual = rules.in_compute(("batch", "residual_sequence", None))
         self.tokens = rules.in_compute(("batch", "sequence"))
 
-    def lookup(self, table: jax.Array, ids: jax.Array, rows: str) -> jax.Array:
-        """Rows `ids` [B, S] of `table` [V, D] -> residual stream [B, S, D]; `rows` names the table's first dim."""
-        sharded = bool(self.rules.rule(rows).in_compute)
-        at_rest = self.rules.at_rest((rows, "embed"), MANUAL_AXES)
-        # Rows found everywhere are looked up where the residual stream wants them; sharded rows where all of S is.
-        ids_spec = self.tokens if sharded else PartitionSpec(*self.residual[:2])
+    def lookup(self, tables: list[Table]) -> jax.Array:
+        """Sum of the rows that each table's ids [B, S] name -> residual stream [B, S, D].
 
-        def mine(table_rows: int, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-            """Local row numbers, and which of the ids are among this device's rows."""
-            local = ids - (self.net.index("tensor") * table_rows if sharded else 0)
-            return jnp.clip(local, 0, table_rows - 1), (local >= 0) & (local < table_rows)
+        Every device adds up the rows it holds; one reduction over `tensor` serves all tables.
+        """
+        at_rest = [self.rules.at_rest((rows, "embed"), MANUAL_AXES) for _, _, rows in tables]
+        ids_specs = [self.tokens] * len(tables)
+        heights = [weights.shape[0] // self.rules.size(*self.rules.rule(rows).in_compute) for weights, _, rows in tables]
+        columns, dtype = tables[0][0].shape[1], tables[0][0].dtype
 
-        def forward(table: jax.Array, ids: jax.Array) -> jax.Array:
-            local, found = mine(table.shape[0], ids)
-            table = self.net.all_gather(table, "fsdp", dim=1)
-            if not sharded:
-                return table[local]
-            return self._leave(jnp.where(found[..., None], table[local], 0))
+        def mine(height: int, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+            """Local row numbers, and which of the ids are among this device's rows [B, S, 1]."""
+            local = ids - self.net.index("tensor") * height
+            return jnp.clip(local, 0, height - 1), ((local >= 0) & (local < height))[..., None]
 
-        def backward(ids: jax.Array, dx: jax.Array) -> jax.Array:
-            local, found = mine(rows_here, ids)
-            if sharded:
-                dx = jnp.where(found[..., None], self._enter(dx), 0)
-            dtable = jnp.zeros((rows_here, table.shape[1]), jnp.float32).at[local].add(dx.astype(jnp.float32))
-            if not sharded and self.rules.sequence_parallel:
-                dtable = self.net.psum(dtable, "tensor")
-            return self._table_gradient(dtable).astype(table.dtype)
+        def forward(*arrays: jax.Array) -> jax.Array:
+            total: jax.Array | float = 0.0
+            for weights, ids in zip(arrays[: len(tables)], arrays[len(tables) :], strict=True):
+                local, found = mine(weights.shape[0], ids)
+                total = total + jnp.where(found, self.net.all_gather(weights, "fsdp", dim=1)[local], 0)
+            return self._leave(total)
 
-        rows_here = table.shape[0] // (self.rules.size(*self.rules.rule(rows).in_compute))
-        forward_manual = self._manual(forward, (at_rest, ids_spec), self.residual)
-        backward_manual = self._manual(backward, (ids_spec, self.residual), at_rest)
+        def backward(dx: jax.Array, *all_ids: jax.Array) -> list[jax.Array]:
+            dx, gradients = self._enter(dx).astype(jnp.float32), []
+            for height, ids in zip(heights, all_ids, strict=True):
+                local, found = mine(height, ids)
+                gradient = jnp.zeros((height, columns), jnp.float32).at[local].add(jnp.where(found, dx, 0))
+                gradients.append(self._table_gradient(gradient).astype(dtype))
+            return gradients
+
+        forward_manual = self._manual(forward, (*at_rest, *ids_specs), self.residual)
+        backward_manual = self._manual(backward, (self.residual, *ids_specs), at_rest)
 
         @jax.custom_vjp
-        def look(table: jax.Array, ids: jax.Array) -> jax.Array:
-            return forward_manual(table, ids)
+        def look(weights: list[jax.Array], ids: list[jax.Array]) -> jax.Array:
+            return forward_manual(*weights, *ids)
 
         look.defvjp(
-            lambda table, ids: (forward_manual(table, ids), ids), lambda ids, dx: (backward_manual(ids, dx), None)
+            lambda weights, ids: (forward_manual(*weights, *ids), ids),
+            lambda ids, dx: (backward_manual(dx, *ids), None),
         )
-        return look(table, ids)
+        return look([weights for weights, _, _ in tables], [ids for _, ids, _ in tables])
 
     def cross_entropy(
         self, x: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array, vocab_size: int
