@@ -1,7 +1,7 @@
 """`python -m megajax.train CONFIG.yaml [key=value ...]`: train a model. Read this file first; it is the whole system.
 
-Configuration -> mesh -> tokenizer and data -> shapes and shardings -> state, drawn or restored -> the loop: batch, step,
-and now and then a log line, an evaluation, a checkpoint.
+Configuration -> mesh -> tokenizer and data -> shapes and shardings -> state, drawn or restored -> the loop: batch,
+step, and now and then a log line, an evaluation, a checkpoint.
 """
 
 from __future__ import annotations

@@ -107,7 +107,8 @@ def test_killed_after_a_save_and_resumed(corpus: Path, undisturbed: tuple[Path, 
     """10 steps, kill -9, 10 steps = 20 steps, to the bit (cases K03, K13)."""
     kill = (
         "import os, signal\nfrom megajax.train import Trainer\nsave = Trainer.save\n"
-        "def save_and_die(self):\n    save(self)\n    self.checkpoints.wait()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def save_and_die(self):\n"
+        "    save(self)\n    self.checkpoints.wait()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "Trainer.save = save_and_die"
     )
     assert finish(start(corpus, tmp_path / "run", before=kill))[0] == -signal.SIGKILL
@@ -121,7 +122,10 @@ def test_sigterm_saves_and_leaves_politely(corpus: Path, undisturbed: tuple[Path
     """Exit code 0, the step it was at is saved, and resuming gives the undisturbed run."""
     output = tmp_path / "run"
     # The sleep only makes sure that the signal finds the run between two steps.
-    slow = "import time\nfrom megajax.train import Trainer\nTrainer._due = lambda s, e, f=Trainer._due: time.sleep(.1) or f(s, e)"
+    slow = (
+        "import time\nfrom megajax.train import Trainer\ndue = Trainer._due\n"
+        "Trainer._due = lambda self, every: time.sleep(0.1) or due(self, every)"
+    )
     process = start(corpus, output, before=slow)
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and not (output / "metrics.jsonl").exists():

@@ -101,6 +101,8 @@ def _check_heads(model: ModelConfig) -> None:
     if model.head_dim is None:
         remedy = "change one of them, or set model.head_dim"
         _require_multiple("model.hidden_size", model.hidden_size, "model.num_heads", n, remedy)
+    if model.ffn_size < 1:
+        raise ConfigError(f"model.ffn_hidden_size comes out as 0 for hidden_size {model.hidden_size}: set it")
 
 
 def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
@@ -113,6 +115,8 @@ def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
     _require_multiple("model.num_heads", model.num_heads, "parallel.tensor", tensor, remedy)
     _require_multiple("model.num_kv_heads", model.kv_heads, "parallel.tensor", tensor, copies)
     _require_multiple("model.ffn_hidden_size", model.ffn_size, "parallel.tensor", tensor, remedy)
+    if model.positions == "learned":
+        _require_multiple("model.max_positions", model.max_positions, "parallel.tensor", tensor, remedy)
     cut = "weights at rest are cut along it: choose a parallel.fsdp that divides it"
     _require_multiple("model.hidden_size", model.hidden_size, "parallel.fsdp", parallel.fsdp, cut)
     if model.vocab_size is not None:

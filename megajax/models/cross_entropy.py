@@ -88,7 +88,7 @@ def chunked_loss(
         x, labels, weights = inputs
         logits = jnp.einsum("cd,vd->cv", x, head, preferred_element_type=jnp.float32)
         losses, probabilities, one_hot = loss_fn(logits, labels)
-        loss = jnp.sum(losses * weights)
+        loss = jnp.sum(jnp.where(weights == 0, 0.0, losses * weights))
         if not with_gradients:
             return dhead, (loss, x[:, :0])
         dlogits = ((probabilities - one_hot) * weights[:, None]).astype(x.dtype)
@@ -99,15 +99,21 @@ def chunked_loss(
     if chunk == tokens:
         dhead, (loss, dx) = one_chunk(dhead, (x, labels, weights))
         return LinearLoss(loss, dx, dhead)
-    chunks = [a.reshape(-1, chunk, *a.shape[1:]) for a in (x, labels, weights)]
-    dhead, (losses, dx) = jax.lax.scan(one_chunk, dhead, tuple(chunks))
-    return LinearLoss(losses.sum(), dx.reshape(tokens, -1), dhead)
+    count = -(-tokens // chunk)
+    padding = count * chunk - tokens  # tokens of weight 0 fill up the last chunk
+
+    def chunked(a: jax.Array) -> jax.Array:
+        return jnp.pad(a, [(0, padding)] + [(0, 0)] * (a.ndim - 1)).reshape(count, chunk, *a.shape[1:])
+
+    dhead, (losses, dx) = jax.lax.scan(one_chunk, dhead, (chunked(x), chunked(labels), chunked(weights)))
+    return LinearLoss(losses.sum(), dx.reshape(count * chunk, -1)[:tokens], dhead)
 
 
 def chunk_size(tokens: int, vocab: int) -> int:
-    """Largest divisor of `tokens` whose logits stay within CHUNK_LOGITS."""
+    """Tokens of a chunk: as few, equal chunks as keep the logits within CHUNK_LOGITS."""
     limit = max(1, CHUNK_LOGITS // vocab)
-    return max(c for c in range(1, min(tokens, limit) + 1) if tokens % c == 0)
+    chunks = -(-tokens // limit)
+    return -(-tokens // chunks)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

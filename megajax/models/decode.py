@@ -113,18 +113,18 @@ def generate(
         last: jax.Array
         tokens: jax.Array
         done: jax.Array
-        count: jax.Array
+        new: jax.Array
 
     def body(s: Loop) -> Loop:
         at = lengths + s.made
         keys = jax.vmap(jax.random.fold_in)(row_keys, at)
         token = jax.vmap(partial(choose_token, sampling=sampling))(model.logits(s.last), keys)
-        count = s.count + ~s.done
+        new = s.new + ~s.done
         done = s.done | jnp.isin(token, ends)
         hidden, cache = extend(model, s.cache, token[:, None], at)
-        return Loop(s.made + 1, cache, hidden[:, 0], s.tokens.at[:, s.made].set(token), done, count)
+        return Loop(s.made + 1, cache, hidden[:, 0], s.tokens.at[:, s.made].set(token), done, new)
 
     tokens = jnp.zeros((rows, new_tokens), jnp.int32)
     start = Loop(jnp.int32(0), cache, last, tokens, jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32))
     end = jax.lax.while_loop(lambda s: (s.made < new_tokens) & ~s.done.all(), body, start)
-    return Generated(end.tokens, end.count, end.done)
+    return Generated(end.tokens, end.new, end.done)

@@ -13,7 +13,7 @@ from megajax.config.model import ModelConfig
 from megajax.models.block import RESIDUAL, Remat, run_blocks, stack_blocks
 from megajax.models.context import Context
 from megajax.models.dropout import dropout, layer_keys
-from megajax.models.init import normal
+from megajax.models.init import exact_normal, normal
 from megajax.models.layout import Layout, Table
 from megajax.models.norm import Norm
 from megajax.models.rope import rope_angles
@@ -82,6 +82,6 @@ class Gpt(nnx.Module):
 def vocabulary_table(key: jax.Array, config: ModelConfig) -> nnx.Param:
     """[V, D] with zero rows after the ids that count, so that padding changes no drawn number."""
     assert config.vocab_size is not None
-    table = normal(key, (config.vocab_size, config.hidden_size), config.init_std, ("vocab", "embed"), "embedding")
+    rows = exact_normal(key, (config.vocab_size, config.hidden_size), config.init_std)
     padding = config.padded_vocab_size - config.vocab_size
-    return table.replace(jnp.pad(table[...], ((0, padding), (0, 0))))
+    return nnx.Param(jnp.pad(rows, ((0, padding), (0, 0))), axes=("vocab", "embed"), role="embedding")

@@ -29,7 +29,7 @@ class Layout:
         return module
 
     def enter_tensor(self, x: jax.Array) -> jax.Array:
-        """[B, S, D] residual stream -> input of a column-parallel layer (Megatron's f / g: 1909.08053 §3, 2205.05198 §4.2.2)."""
+        """[B, S, D] residual stream -> input of a column-parallel layer (1909.08053 §3: f; 2205.05198 §4.2.2: g)."""
         return x
 
     def leave_tensor(self, x: jax.Array) -> jax.Array:

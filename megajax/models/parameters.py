@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """Every leaf with its dotted name, in tree order; a parameter stays an `nnx.Param` so that its metadata can be read."""
+    """Every leaf with its dotted name, in tree order; a parameter stays an `nnx.Param`, to show its metadata."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: isinstance(node, nnx.Variable))
     return [(".".join(str(_part(key)) for key in path), leaf) for path, leaf in leaves]
 

@@ -35,12 +35,13 @@ def choose_token(logits: jax.Array, key: jax.Array, sampling: Sampling) -> jax.A
     """One token id (int32) from logits [V] fp32."""
     if sampling.temperature == 0:
         return jnp.argmax(logits).astype(jnp.int32)
-    logits = keep_top_p(keep_top_k(logits / sampling.temperature, sampling.top_k), sampling.top_p)
+    logits = (logits - logits.max()) / sampling.temperature  # at 0 the best one survives any temperature
+    logits = keep_top_p(keep_top_k(logits, sampling.top_k), sampling.top_p)
     return jax.random.categorical(key, logits).astype(jnp.int32)
 
 
 def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
-    """Logits [V] with all but the k largest at -inf; 0, or more than there are, keeps all."""
+    """Logits [V] with all but the k largest (and their equals) at -inf; 0, or more than there are, keeps all."""
     if k == 0 or k >= logits.shape[0]:
         return logits
     return jnp.where(logits >= jax.lax.top_k(logits, k)[0][-1], logits, -jnp.inf)

@@ -1,9 +1,9 @@
 """The mesh's side of `models.layout.Layout`: the borders of the tensor-parallel region, weights and attention.
 
 The compiler partitions the blocks (axes fsdp, context, tensor); what it must not be left to guess is written here. With
-plain sharding constraints the backward of a layer would gather the same cotangent once per matmul; written as Megatron's
-conjugate pair, each border constrains the forward one way and the cotangent the other way, and a layer sends exactly
-(per microbatch, [B, S, D] elements each, over `tensor`; 2205.05198 §4.2.2):
+plain sharding constraints the backward of a layer would gather the same cotangent once per matmul. Written as Megatron's
+conjugate pair, a border constrains the forward one way and the cotangent the other way, and a layer sends exactly this
+over `tensor` (per microbatch, [B, S, D] elements each; 2205.05198 §4.2.2):
 
     forward    2 all-gather (enter) + 2 reduce-scatter (leave)
     backward   2 all-gather (leave) + 2 reduce-scatter (enter) + 2 all-gather (inputs again, for the weight gradients)
@@ -47,7 +47,7 @@ class MeshLayout(Layout):
     def weights(self, module: M) -> M:
         """Gather the weights over `fsdp`; their gradients go back reduce-scattered."""
 
-        def gather(param: nnx.Param) -> nnx.Param:
+        def gather(param: nnx.Variable) -> nnx.Variable:
             axes = logical_axes(param)
             at_rest = self.rules.at_rest(axes, MANUAL_AXES)
             return param.replace(conjugate(param[...], self.rules.in_compute(axes), at_rest))

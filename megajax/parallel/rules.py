@@ -1,7 +1,7 @@
 """Which mesh axis every logical axis is sharded over: one table, two views.
 
-An array lies one way at rest (in memory, between steps) and another way while it takes part in the computation: a weight
-at rest is also split over `fsdp`, and gathered when its layer runs. Activations only have the second view. Sequence
+An array lies one way at rest (in memory, between steps) and another way while it takes part in the computation: at rest
+a weight is also split over `fsdp`; it is gathered when its layer runs. Activations only have the second view. Sequence
 parallelism is one word in one row: `tensor` under "residual_sequence".
 """
 

@@ -41,8 +41,8 @@ def loss_and_gradients(
 
     Returns:
         A function of the model in its compute dtype, the batch ([M, B, S] arrays of `megajax.data.batch`), fp32 loss
-        weights [M, B, S] and the step number. It returns the weighted sum of token losses (fp32 scalar) and its gradient
-        (fp32, sharded as the parameters are).
+        weights [M, B, S] and the step number. It returns the weighted sum of token losses (fp32 scalar) and its
+        gradient (fp32, sharded as the parameters are).
     """
     layout = MeshLayout(rules, attention)
     net = Collectives(rules.mesh)

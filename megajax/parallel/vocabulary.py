@@ -1,18 +1,21 @@
 """Embedding lookup and cross-entropy over a vocabulary sharded over `tensor`.
 
 Both run in a fully manual region with hand-written gradients: XLA's partitioner cannot split a gather over two automatic
-axes, and autodiff through `psum` would count cotangents once per device. What is sent (elements per microbatch, t = tensor):
+axes, and autodiff through `psum` would count cotangents once per device. What is sent over `tensor` per microbatch:
 
-    lookup          forward  reduce-scatter (or all-reduce) [B, S, D] over tensor      backward  all-gather of the same
-    cross-entropy   forward  all-gather [B, S, D], three reductions of [tokens] (max, target logit, sum of exponentials)
-                             and the reduce-scatter of dx; backward nothing (see `models.cross_entropy`)
-    both            the table gathered over fsdp, its gradient reduce-scattered over fsdp and summed over context
+    lookup          forward  reduce-scatter of [B, S, D] (all-reduce without sequence parallelism), whatever the number
+                             of tables; backward  all-gather of the same
+    cross-entropy   forward  all-gather of [B, S, D], three reductions of [tokens] (maximum, target logit, sum of
+                             exponentials), reduce-scatter of dx; backward  nothing (see `models.cross_entropy`)
+
+and over `fsdp` every table is gathered and its gradient reduce-scattered; over `context` gradients are summed.
 
 Shapes: B batch, S sequence, D embed, V vocabulary rows, T tokens of this device.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -46,7 +49,9 @@ class Vocabulary:
         """
         at_rest = [self.rules.at_rest((rows, "embed"), MANUAL_AXES) for _, _, rows in tables]
         ids_specs = [self.tokens] * len(tables)
-        heights = [weights.shape[0] // self.rules.size(*self.rules.rule(rows).in_compute) for weights, _, rows in tables]
+        heights = [
+            weights.shape[0] // self.rules.size(*self.rules.rule(rows).in_compute) for weights, _, rows in tables
+        ]
         columns, dtype = tables[0][0].shape[1], tables[0][0].dtype
 
         def mine(height: int, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -55,11 +60,11 @@ class Vocabulary:
             return jnp.clip(local, 0, height - 1), ((local >= 0) & (local < height))[..., None]
 
         def forward(*arrays: jax.Array) -> jax.Array:
-            total: jax.Array | float = 0.0
+            rows = []
             for weights, ids in zip(arrays[: len(tables)], arrays[len(tables) :], strict=True):
                 local, found = mine(weights.shape[0], ids)
-                total = total + jnp.where(found, self.net.all_gather(weights, "fsdp", dim=1)[local], 0)
-            return self._leave(total)
+                rows.append(jnp.where(found, self.net.all_gather(weights, "fsdp", dim=1)[local], 0))
+            return self._leave(functools.reduce(jnp.add, rows))
 
         def backward(dx: jax.Array, *all_ids: jax.Array) -> list[jax.Array]:
             dx, gradients = self._enter(dx).astype(jnp.float32), []
@@ -106,7 +111,7 @@ class Vocabulary:
             return LinearLoss(loss, self._leave(out.dx.reshape(x.shape)), self._table_gradient(out.dhead))
 
         in_specs = (self.residual, at_rest, self.tokens, self.tokens)
-        out_specs = LinearLoss(PartitionSpec(), self.residual, at_rest)
+        out_specs: Any = LinearLoss(PartitionSpec(), self.residual, at_rest)  # type: ignore[arg-type]
         evaluate = self._manual(lambda *args: run(*args, with_gradients=False).loss, in_specs, PartitionSpec())
         differentiate = self._manual(partial(run, with_gradients=True), in_specs, out_specs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import jax
 from jax.sharding import Mesh
@@ -16,7 +17,7 @@ from megajax.planning.flops import flops_per_token
 from megajax.planning.hardware import device_peak
 from megajax.training.run_directory import RunDirectory
 
-ATTENTION_FLOPS = "causal"
+ATTENTION_FLOPS: Literal["full", "causal"] = "causal"
 """Convention of the model FLOPs: Megatron-LM's since core 0.12."""
 
 
@@ -50,13 +51,14 @@ def announce(
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
     sequence = "on" if config.parallel.sequence_parallel and mesh.shape["tensor"] > 1 else "off"
     count = parameter_count(model)
+    shards = mesh.shape["fsdp"] * mesh.shape["tensor"]
     sizes = ", ".join(f"{name} {len(data) if data else 0:,}" for name, data in datasets.items())
     start = f"resumed at step {resumed_step}" if resumed_step else "new"
     rows = {
         "run": f"{run.path} ({start} of {steps} steps)",
         "mesh": f"{axes} ({jax.devices()[0].device_kind}), sequence parallel {sequence}",
-        "model": f"{count / 1e6:,.1f} M parameters, vocabulary {model.vocab_size} (+{model.padded_vocab_size - (model.vocab_size or 0)} padding)",
-        "state": f"{count * 16 / 2**30:.3f} GiB in all (fp32 weights, gradients, two moments), sharded over fsdp and tensor",
+        "model": f"{count / 1e6:,.1f} M parameters, vocabulary {model.vocab_size} in {model.padded_vocab_size} rows",
+        "memory": f"{count * 16 / shards / 2**30:.3f} GiB a device for fp32 weights, gradients and two moments",
         "precision": f"{train.precision}, remat {train.remat}",
         "attention": f"{kernel.name} ({kernel.reason})",
         "batch": f"{train.global_batch_size} x {config.data.seq_length} tokens, micro batch {train.micro_batch_size}",

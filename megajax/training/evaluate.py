@@ -1,18 +1,19 @@
 """Loss on held-out samples: the sum of token losses over the number of tokens, every sample once.
 
-Each evaluation reads the same samples, the first ones of the split, so that its values compare along a run. (Megatron-LM
-moves on through the split; there, two values also differ by their samples.)
+Each evaluation reads the same samples, the first ones of the split, so that its values compare along a run (Megatron-LM
+moves on through the split).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from megajax.config.config import Config
 from megajax.data.batch import make_batch
+from megajax.data.gpt import Dataset
 from megajax.data.tokenizers import Tokenizer
 from megajax.models.gpt import Gpt
 from megajax.parallel.run import Batch
@@ -31,7 +32,7 @@ class Evaluator:
         self._batch_size = config.train.global_batch_size
         self._samples = self._batch_size * config.evaluation.steps
 
-    def __call__(self, params: Gpt, dataset: Sequence[np.ndarray]) -> float:
+    def __call__(self, params: Gpt, dataset: Dataset) -> float:
         """Loss in nats per token."""
         total, tokens = 0.0, 0.0
         count = min(self._samples, len(dataset))

@@ -47,7 +47,8 @@ class Feed:
         position = position.reshape(shape)
 
         def place(name: str, host: np.ndarray) -> jax.Array:
-            def shard(index: tuple[slice, ...]) -> np.ndarray:
+            def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+                assert index is not None
                 return host[position[index[:2]]][(slice(None), slice(None), *index[2:])]
 
             return jax.make_array_from_callback((*shape, *host.shape[1:]), self.shardings[name], shard)

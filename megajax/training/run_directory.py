@@ -9,7 +9,6 @@ The first start writes config.yaml; a later start must want the same run. Values
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,7 @@ class RunDirectory:
                 run.path.mkdir(parents=True, exist_ok=True)
                 temporary = run.config_file.with_suffix(".tmp")
                 temporary.write_text(dump_config(config), encoding="utf-8")
-                os.replace(temporary, run.config_file)
+                temporary.replace(run.config_file)
             except OSError as error:
                 raise ConfigError(f"output_dir {run.path} cannot be written: {error.strerror}") from error
         return run

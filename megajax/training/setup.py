@@ -17,7 +17,7 @@ def prepare(config: Config, run: RunDirectory) -> tuple[Config, Tokenizer]:
     """Make (once) what `data.text` asks for, load the tokenizer and give the model its vocabulary size.
 
     Raises:
-        ConfigError: the text or the tokenizer cannot be used, or the model's vocabulary is smaller than the tokenizer's.
+        ConfigError: text or tokenizer cannot be used, or the tokenizer has more ids than `model.vocab_size`.
     """
     data, tokenizer_config = prepare_text(config.data, config.tokenizer, run.path)
     tokenizer = build_tokenizer(tokenizer_config)

@@ -57,8 +57,8 @@ def build_train_step(
     schedule untouched; `skipped` says so. So does a non-finite gradient in other precisions, where the caller
     stops: the state that is left is the last good one.
 
-    Metrics are fp32 scalars under Megatron-LM's names: "lm loss" (mean over tokens), "learning-rate", "grad-norm" (before
-    clipping), "loss-scale", with `log.params_norm` "params-norm"; and "tokens", "skipped", "skips-at-minimum".
+    Metrics are fp32 scalars under Megatron-LM's names: "lm loss" (mean over tokens), "learning-rate", "grad-norm"
+    (before clipping), "loss-scale", with `log.params_norm` "params-norm"; and "tokens", "skipped", "skips-at-minimum".
     """
     optimizer = optimizer_for(config)
     dropout = config.model.hidden_dropout > 0 or config.model.attention_dropout > 0

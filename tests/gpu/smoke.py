@@ -2,7 +2,7 @@
 
 Takes less than five minutes. Run it from the repository's root; nothing is installed. Two tiny models train here and,
 in a second process, on the CPU: in fp32, and in bf16, on a GPU with cuDNN's attention. GPT-3 1.3B trains 20 steps, and
-a short quickstart goes through `megajax.train`. The models need jax, flax, optax, numpy, pydantic, PyYAML and rich;
+a short quickstart goes through `megajax.train`. The models need jax, flax, optax, numpy, pydantic and PyYAML; the
 quickstart needs all of megajax's dependencies and is skipped where one is missing. `--tiny` is for a CPU.
 """
 
