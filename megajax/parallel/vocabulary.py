@@ -1,7 +1,7 @@
 """Embedding lookup and cross-entropy over a vocabulary sharded over `tensor`.
 
-Both run in a fully manual region with hand-written gradients: XLA's partitioner cannot split a gather over two automatic
-axes, and autodiff through `psum` would count cotangents once per device. What is sent over `tensor` per microbatch:
+Both run in a fully manual region with hand-written gradients: XLA's partitioner cannot split a gather over two
+automatic axes, and autodiff through `psum` would count cotangents once per device. Over `tensor` a microbatch sends:
 
     lookup          forward  reduce-scatter of [B, S, D] (all-reduce without sequence parallelism), whatever the number
                              of tables; backward  all-gather of the same

@@ -69,7 +69,7 @@ def test_a_head_dim_of_its_own_frees_the_width():
             "model.ffn_hidden_size 3070 is not a multiple of parallel.tensor 4",
         ),
         (
-            "model.vocab_size=100 model.vocab_multiple=1 parallel.tensor=3",
+            "model.vocab_size=100 model.vocab_multiple=1 parallel.tensor=3 model.positions=rope",
             "set model.vocab_multiple to a multiple of 3",
         ),
         (
@@ -87,7 +87,18 @@ def test_shards_are_whole(words, expected):
 
 def test_vocabularies_are_padded_to_fit_every_usual_layout():
     accept("model.vocab_size=50257", "parallel.tensor=4")
-    accept("model.vocab_size=100", "parallel.tensor=3", "model.vocab_multiple=3", "data.seq_length=1023")
+    accept(
+        "model.vocab_size=100",
+        "parallel.tensor=3",
+        "model.vocab_multiple=3",
+        "data.seq_length=1023",
+        "model.positions=rope",
+    )
+
+
+def test_position_tables_are_cut_by_rows():
+    message = refusal("parallel.tensor=3", "model.max_positions=1024", "data.seq_length=1023")
+    assert "model.max_positions 1024 is not a multiple of parallel.tensor 3 (1024 % 3 = 1)" in message
 
 
 @pytest.mark.parametrize("positions", ["learned", "rope", "none"])
