@@ -2,8 +2,8 @@
 
 The compiler partitions the blocks (axes fsdp, context, tensor); what it must not be left to guess is written here.
 With plain sharding constraints the backward of a layer would gather the same cotangent once per matmul. Written as
-Megatron's conjugate pair, a border constrains the forward one way and the cotangent the other way, and a layer sends exactly this
-over `tensor` (per microbatch, [B, S, D] elements each; 2205.05198 §4.2.2):
+Megatron's conjugate pair, a border constrains the forward one way and the cotangent the other way, and over `tensor` a
+layer sends exactly this (per microbatch, [B, S, D] elements each; 2205.05198 §4.2.2):
 
     forward    2 all-gather (enter) + 2 reduce-scatter (leave)
     backward   2 all-gather (leave) + 2 reduce-scatter (enter) + 2 all-gather (inputs again, for the weight gradients)
