@@ -39,8 +39,7 @@ from megajax.training.stop import StopRequest
 @entry_point
 def main(argv: list[str]) -> None:
     """The command line."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    logging.getLogger("absl").setLevel(logging.WARNING)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)  # Orbax has set one up
     loaded, _ = parse_command_line("python -m megajax.train", "Train a model.", argv)
     train(loaded.config)
 

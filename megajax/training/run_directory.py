@@ -49,18 +49,19 @@ class RunDirectory:
             ConfigError: it holds another run, or files that are no run.
         """
         run = cls(Path(config.output_dir))
-        if run.config_file.exists():
+        # Until there is more than config.yaml nothing has begun, and what a failed start got wrong may be corrected.
+        if any(path.is_file() and path != run.config_file for path in run.path.rglob("*")):
+            if not run.config_file.exists():
+                raise ConfigError(f"{run.path} holds files but no run (no config.yaml): choose another output_dir")
             run._require_same(config)
-        elif run.path.exists() and any(run.path.iterdir()):
-            raise ConfigError(f"{run.path} holds files but no run (no config.yaml): choose another output_dir")
-        else:
-            try:
-                run.path.mkdir(parents=True, exist_ok=True)
-                temporary = run.config_file.with_suffix(".tmp")
-                temporary.write_text(dump_config(config), encoding="utf-8")
-                temporary.replace(run.config_file)
-            except OSError as error:
-                raise ConfigError(f"output_dir {run.path} cannot be written: {error.strerror}") from error
+            return run
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            temporary = run.config_file.with_suffix(".tmp")
+            temporary.write_text(dump_config(config), encoding="utf-8")
+            temporary.replace(run.config_file)
+        except OSError as error:
+            raise ConfigError(f"output_dir {run.path} cannot be written ({error.strerror}): choose another") from error
         return run
 
     @classmethod
