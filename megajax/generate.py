@@ -129,8 +129,8 @@ def continue_prompts(
     Raises:
         ConfigError: a prompt is empty or too long, or a number is out of its range.
     """
-    if not prompts:
-        raise ConfigError("no prompt is given: give at least one")
+    if not prompts or isinstance(prompts, str):
+        raise ConfigError("prompts: expected a list of at least one text")
     if tokens < 1:
         raise ConfigError(f"tokens is {tokens}: expected 1 or more")
     if not 0 <= seed < 2**32:
@@ -141,7 +141,7 @@ def continue_prompts(
     padded = np.zeros((len(encoded), lengths.max()), np.int32)
     for row, ids in zip(padded, encoded, strict=True):
         row[: len(ids)] = ids
-    # A prompt with less room than the longest one runs on past the model's positions; what it makes there is cut off.
+    # Rows run as long as the one with most room; what others make past the last position is cut off below.
     out = generate(
         model, jnp.array(padded), jnp.array(lengths), jnp.uint32(seed),
         new_tokens=max(rooms), sampling=sampling, end_ids=(tokenizer.eod_id,),

@@ -199,6 +199,7 @@ def test_checkpoint_of_another_model(run: Path, tmp_path: Path):
         load_model(copy)
 
 
-def test_no_prompt(loaded: TrainedModel):
-    with pytest.raises(ConfigError, match="no prompt is given"):
-        continued(loaded)
+@pytest.mark.parametrize("prompts", [[], "How"])
+def test_no_list_of_prompts(loaded: TrainedModel, prompts: list[str] | str):
+    with pytest.raises(ConfigError, match="prompts: expected a list of at least one text"):
+        continue_prompts(*loaded, prompts, tokens=1, sampling=GREEDY, seed=0)

@@ -106,7 +106,7 @@ def _check_heads(model: ModelConfig) -> None:
 
 
 def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
-    for axis in ("pipe", "expert", "context"):
+    for axis in ("expert", "context"):
         if getattr(parallel, axis) > 1:
             raise ConfigError(f"parallel.{axis}={getattr(parallel, axis)} is not available yet: leave it at 1")
     tensor = parallel.tensor

@@ -18,6 +18,8 @@ class ParallelConfig:
 
     pipe: PositiveInt = 1
     """Pipeline stages."""
+    chunks: PositiveInt = 1
+    """Chunks of layers per pipeline stage (Megatron: virtual stages); more than 1 interleaves, for a smaller bubble."""
     data: PositiveInt | Literal["auto"] = "auto"
     """Replicas of the model; auto = the devices that the other axes leave."""
     fsdp: PositiveInt = 1

@@ -50,17 +50,20 @@ class Gpt(nnx.Module):
         keys = None if context.keys is None else layer_keys(context.keys, 0)
         return dropout(x, self.config.hidden_dropout, keys, "embedding", layout, RESIDUAL)
 
-    def hidden(self, batch: dict[str, jax.Array], context: Context, remat: Remat = lambda f: f) -> jax.Array:
+    def hidden(self, batch: dict[str, jax.Array], context: Context) -> jax.Array:
         """Tokens [B, S] -> normalised hidden states [B, S, D] before the head."""
-        x = run_blocks(self.blocks, self.embed(batch, context), context, remat)
-        return self.final_norm(x)
+        return self.final_norm(run_blocks(self.blocks, self.embed(batch, context), context))
 
     def loss(
         self, batch: dict[str, jax.Array], weights: jax.Array, context: Context, remat: Remat = lambda f: f
     ) -> jax.Array:
         """Sum over tokens of weight [B, S] x cross-entropy of the label, scalar fp32."""
-        x = self.hidden(batch, context, remat)
-        return context.layout.cross_entropy(x, self.output_matrix, batch["labels"], weights, self.vocab_size)
+        x = run_blocks(self.blocks, self.embed(batch, context), context, remat)
+        return self.head_loss(x, batch["labels"], weights, context.layout)
+
+    def head_loss(self, x: jax.Array, labels: jax.Array, weights: jax.Array, layout: Layout) -> jax.Array:
+        """The last part of `loss`, from the residual stream [B, S, D] after the last block."""
+        return layout.cross_entropy(self.final_norm(x), self.output_matrix, labels, weights, self.vocab_size)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Hidden states [..., D] -> fp32 logits [..., vocab_size] of the ids that count."""

@@ -9,6 +9,10 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+WEIGHTS = "weights"
+"""Name of weights in the form in which a layer uses them."""
 
 
 def linear(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
@@ -18,5 +22,6 @@ def linear(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
     """
     rest = weight.shape[contract:]
     inner = math.prod(weight.shape[:contract])
-    y = jnp.matmul(x.reshape(*x.shape[: x.ndim - contract], inner), weight.reshape(inner, -1))
+    matrix = checkpoint_name(weight.reshape(inner, -1), WEIGHTS)
+    y = jnp.matmul(x.reshape(*x.shape[: x.ndim - contract], inner), matrix)
     return y.reshape(*y.shape[:-1], *rest)

@@ -42,5 +42,5 @@ class Mlp(nnx.Module):
             hidden = jax.nn.silu(hidden[..., 0, :]) * hidden[..., 1, :]
         else:
             hidden = jax.nn.gelu(hidden[..., 0, :], approximate=True)
-        y = layout.leave_tensor(jnp.matmul(hidden, self.fc2[...]))
+        y = layout.leave_tensor(linear(hidden, self.fc2[...]))
         return y + self.fc2_bias[...] if hasattr(self, "fc2_bias") else y

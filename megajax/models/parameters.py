@@ -31,14 +31,34 @@ def annotate(tree: T, fn: Callable[[str, Any], Any]) -> T:
 
 
 def logical_axes(leaf: Any) -> tuple[str, ...]:
-    """Logical axis of every dimension; weights stacked by layer have "layers" in front. Scalars have none."""
+    """Logical axis of every dimension; weights stacked by layer have "layers" in front, or "chunks" and "layers" if an
+    interleaved pipeline runs them. Scalars have none.
+    """
     axes = leaf.get_metadata().get("axes", ()) if isinstance(leaf, nnx.Variable) else ()
-    return ("layers", *axes) if len(leaf.shape) == len(axes) + 1 else axes
+    return (*("chunks", "layers")[2 + len(axes) - len(leaf.shape) :], *axes)
 
 
 def roles(model: T) -> T:
     """Role of every parameter: "matrix", "embedding", "bias" or "norm"."""
     return annotate(model, lambda _, param: param.get_metadata()["role"])
+
+
+def split_layers(tree: T, chunks: int) -> T:
+    """Stacked weights [L, ...] -> [chunks, L / chunks, ...], as an interleaved pipeline holds them; 1 changes nothing."""
+    return _restack(tree, "layers", lambda x: x.reshape(chunks, -1, *x.shape[1:])) if chunks > 1 else tree
+
+
+def join_layers(tree: T) -> T:
+    """The inverse of `split_layers`: weights as checkpoints hold them, whatever the pipeline."""
+    return _restack(tree, "chunks", lambda x: x.reshape(-1, *x.shape[2:]))
+
+
+def _restack(tree: T, first: str, fn: Callable[[jax.Array], jax.Array]) -> T:
+    return annotate(tree, lambda _, leaf: fn(leaf[...]) if logical_axes(leaf)[:1] == (first,) else _array(leaf))
+
+
+def _array(leaf: Any) -> jax.Array:
+    return leaf[...] if isinstance(leaf, nnx.Variable) else leaf
 
 
 def cast(model: T, dtype: Any) -> T:

@@ -13,7 +13,8 @@ class Collectives:
     """The collectives of one mesh."""
 
     def __init__(self, mesh: Mesh) -> None:
-        """Remember which axes are longer than 1."""
+        """Remember the sizes of the axes, and which are longer than 1."""
+        self.sizes = dict(mesh.shape)
         self.active = {axis for axis, size in mesh.shape.items() if size > 1}
 
     def _axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -35,6 +36,11 @@ class Collectives:
         """Sum over `axis`, each device keeping its slice of dimension `dim`."""
         return jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True) if axis in self.active else x
 
-    def index(self, axis: str) -> jax.Array | int:
-        """This device's place along `axis`."""
-        return jax.lax.axis_index(axis) if axis in self.active else 0
+    def index(self, *axes: str) -> jax.Array | int:
+        """This device's place along `axes`, the first one slowest."""
+        return jax.lax.axis_index(names) if (names := self._axes(axes)) else 0
+
+    def shift(self, x: jax.Array, axis: str, by: int) -> jax.Array:
+        """Send to the device `by` places further along the ring `axis`."""
+        size = self.sizes[axis]
+        return jax.lax.ppermute(x, axis, [(i, (i + by) % size) for i in range(size)]) if size > 1 else x

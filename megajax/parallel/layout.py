@@ -20,14 +20,15 @@ from typing import TypeVar
 
 import jax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from megajax.config.parallel import AXES
 from megajax.models.attention_kernels import cudnn_attention, xla_attention
 from megajax.models.block import RESIDUAL
 from megajax.models.layout import Drop, Layout, Table
+from megajax.models.linear import WEIGHTS
 from megajax.models.parameters import logical_axes
-from megajax.parallel.mesh import MANUAL_AXES
+from megajax.parallel.mesh import AUTO_AXES
 from megajax.parallel.rules import Rules
 from megajax.parallel.vocabulary import Vocabulary
 
@@ -49,8 +50,9 @@ class MeshLayout(Layout):
 
         def gather(param: nnx.Variable) -> nnx.Variable:
             axes = logical_axes(param)
-            at_rest = self.rules.at_rest(axes, MANUAL_AXES)
-            return param.replace(conjugate(param[...], self.rules.in_compute(axes), at_rest))
+            at_rest = self.rules.at_rest(axes, AUTO_AXES)
+            gathered = conjugate(param[...], self.rules.in_compute(axes), at_rest)
+            return param.replace(checkpoint_name(gathered, WEIGHTS))
 
         return jax.tree.map(gather, module, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
@@ -74,9 +76,8 @@ class MeshLayout(Layout):
             return xla_attention(q, k, v, segment_ids=segment_ids, drop=drop)
         # The partitioner cannot look into cuDNN's call: hand it the local heads in a fully manual region.
         spec = self.rules.in_compute(("batch", "sequence", "heads", None))
-        axes = set(AXES) - set(MANUAL_AXES)
         kernel = jax.shard_map(
-            cudnn_attention, in_specs=(spec, spec, spec), out_specs=spec, axis_names=axes, check_vma=False
+            cudnn_attention, in_specs=(spec, spec, spec), out_specs=spec, axis_names=set(AUTO_AXES), check_vma=False
         )
         return kernel(q, k, v)
 

@@ -11,7 +11,9 @@ from megajax.config.base import ConfigError
 from megajax.config.parallel import AXES
 
 MANUAL_AXES = ("pipe", "data")
-"""Axes the training step handles itself; the compiler partitions over the others (see `parallel.run`)."""
+"""Axes the training step handles itself (see `parallel.run`)."""
+AUTO_AXES = ("fsdp", "expert", "context", "tensor")
+"""Axes the compiler partitions over."""
 
 
 def simulate_devices(count: int) -> None:

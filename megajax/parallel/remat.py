@@ -1,9 +1,10 @@
 """Which activations of a block are kept for the backward pass: a policy is a set of names (2205.05198 §5).
 
-Blocks tag what is worth keeping (`jax.ad_checkpoint.checkpoint_name`); everything else is computed again. Per layer and
+Blocks tag what is worth keeping (`jax.ad_checkpoint.checkpoint_name`); everything else is computed again. Weights that
+were gathered or reshaped for a layer are never kept: the weights at rest are there. Per layer and
 microbatch, in 16-bit elements, s sequence, b batch, h embed, t tensor (sequence parallel, GELU MLP of 4 h):
 
-    none        XLA keeps what the backward pass needs, scores of the attention included with the xla kernel
+    none        all that the backward pass needs, scores of the attention included with the xla kernel
     selective   the names below: (2 + 2 + 6 + 2 + 8) s b h / t = 20 s b h / t bytes (Megatron: 34)
     full        2 s b h / t bytes, the block input
 """
@@ -13,15 +14,19 @@ from __future__ import annotations
 import jax
 
 from megajax.models.block import Remat
+from megajax.models.linear import WEIGHTS
 
-SELECTIVE = ("block_input", "attention_residual", "qkv", "attention_out", "attention_stats", "mlp_hidden")
+SELECTIVE = ("block_input", "attention_residual", "qkv", "attention_out", "mlp_hidden")
 
 
 def remat_policy(remat: str | tuple[str, ...]) -> Remat:
     """The wrapper of a layer function for `train.remat`: "none", "selective", "full" or the names to keep."""
+    policies = jax.checkpoint_policies
     if remat == "none":
-        return lambda layer: layer
-    if remat == "full":
-        return lambda layer: jax.checkpoint(layer, policy=jax.checkpoint_policies.nothing_saveable)
-    names = SELECTIVE if remat == "selective" else tuple(remat)
-    return lambda layer: jax.checkpoint(layer, policy=jax.checkpoint_policies.save_only_these_names(*names))
+        policy = policies.save_anything_except_these_names(WEIGHTS)
+    elif remat == "full":
+        policy = policies.nothing_saveable
+    else:
+        policy = policies.save_only_these_names(*(SELECTIVE if remat == "selective" else remat))
+    # Layers run in a scan, whose forward and backward loops cannot be merged: no barrier is needed to keep them apart.
+    return lambda layer: jax.checkpoint(layer, policy=policy, prevent_cse=False)

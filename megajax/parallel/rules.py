@@ -14,10 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from megajax.config.base import ConfigError
+from megajax.config.parallel import AXES
 from megajax.models.parameters import annotate, logical_axes
-from megajax.parallel.mesh import MANUAL_AXES
+from megajax.parallel.mesh import AUTO_AXES
 
 T = TypeVar("T")
+Axes = tuple[str | None, ...]
 
 
 class Rule(NamedTuple):
@@ -31,8 +33,9 @@ class Rule(NamedTuple):
 
 RULES: tuple[Rule, ...] = (
     # Parameters
+    Rule("chunks", (), (), "a stage holds a part of every chunk of layers (interleaved pipeline)"),
     Rule("layers", ("pipe",), ("pipe",), "a stage holds its layers only"),
-    Rule("vocab", ("tensor",), ("tensor",), "vocabulary-parallel embedding and head (1909.08053 §3)"),
+    Rule("vocab", ("pipe", "tensor"), ("pipe", "tensor"), "all stages share embedding and head (1909.08053 §3)"),
     Rule("kv_heads", ("tensor",), ("tensor",), "column-parallel QKV, whole groups of heads (1909.08053 §3)"),
     Rule("heads", ("tensor",), ("tensor",), "row-parallel attention output"),
     Rule("mlp", ("tensor",), ("tensor",), "column-parallel fc1, row-parallel fc2"),
@@ -68,13 +71,13 @@ class Rules:
         """Devices along the given mesh axes."""
         return prod(self.mesh.shape[axis] for axis in mesh_axes)
 
-    def at_rest(self, axes: tuple[str | None, ...], manual: tuple[str, ...] = ()) -> PartitionSpec:
-        """Sharding in memory of an array with these logical axes, less the mesh axes already split off by hand."""
-        return _spec([self.rule(axis).at_rest if axis else () for axis in axes], manual)
+    def at_rest(self, axes: Axes, over: tuple[str, ...] = AXES) -> PartitionSpec:
+        """Sharding in memory of an array with these logical axes, as far as it is over the mesh axes `over`."""
+        return _spec([self.rule(axis).at_rest if axis else () for axis in axes], over)
 
-    def in_compute(self, axes: tuple[str | None, ...], manual: tuple[str, ...] = MANUAL_AXES) -> PartitionSpec:
-        """Sharding inside the step, less the mesh axes already split off by hand."""
-        return _spec([self.rule(axis).in_compute if axis else () for axis in axes], manual)
+    def in_compute(self, axes: Axes, over: tuple[str, ...] = AUTO_AXES) -> PartitionSpec:
+        """Sharding inside the step, as far as it is over the mesh axes `over`."""
+        return _spec([self.rule(axis).in_compute if axis else () for axis in axes], over)
 
     def shardings(self, state: T) -> T:
         """Sharding at rest of every array of a state tree (parameters, moments, counters).
@@ -96,5 +99,5 @@ class Rules:
         return NamedSharding(self.mesh, self.at_rest(axes))
 
 
-def _spec(mesh_axes: list[tuple[str, ...]], manual: tuple[str, ...]) -> PartitionSpec:
-    return PartitionSpec(*(tuple(name for name in names if name not in manual) or None for names in mesh_axes))
+def _spec(mesh_axes: list[tuple[str, ...]], over: tuple[str, ...]) -> PartitionSpec:
+    return PartitionSpec(*(tuple(name for name in names if name in over) or None for names in mesh_axes))

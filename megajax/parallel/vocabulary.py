@@ -1,4 +1,6 @@
-"""Embedding lookup and cross-entropy over a vocabulary sharded over `tensor`.
+"""Embedding lookup and cross-entropy over a vocabulary sharded over `pipe` and `tensor`.
+
+All pipeline stages work on both together, so that neither sits on one stage while the others wait.
 
 Both run in a fully manual region with hand-written gradients: XLA's partitioner cannot split a gather over two
 automatic axes, and autodiff through `psum` would count cotangents once per device. Over `tensor` a microbatch sends:
@@ -8,7 +10,7 @@ automatic axes, and autodiff through `psum` would count cotangents once per devi
     cross-entropy   forward  all-gather of [B, S, D], three reductions of [tokens] (maximum, target logit, sum of
                              exponentials), reduce-scatter of dx; backward  nothing (see `models.cross_entropy`)
 
-and over `fsdp` every table is gathered and its gradient reduce-scattered; over `context` gradients are summed.
+over `pipe` the same results are summed, over `fsdp` every table is gathered and its gradient reduce-scattered; over `context` gradients are summed.
 
 Shapes: B batch, S sequence, D embed, V vocabulary rows, T tokens of this device.
 """
@@ -24,11 +26,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from megajax.config.parallel import AXES
 from megajax.models.cross_entropy import LinearLoss, chunked_loss, token_losses
 from megajax.models.layout import Table
 from megajax.parallel.collectives import Collectives
-from megajax.parallel.mesh import MANUAL_AXES
+from megajax.parallel.mesh import AUTO_AXES
 from megajax.parallel.rules import Rules
 
 
@@ -47,29 +48,30 @@ class Vocabulary:
 
         Every device adds up the rows it holds; one reduction over `tensor` serves all tables.
         """
-        at_rest = [self.rules.at_rest((rows, "embed"), MANUAL_AXES) for _, _, rows in tables]
+        at_rest = [self.rules.at_rest((rows, "embed"), AUTO_AXES) for _, _, rows in tables]
         ids_specs = [self.tokens] * len(tables)
-        heights = [
-            weights.shape[0] // self.rules.size(*self.rules.rule(rows).in_compute) for weights, _, rows in tables
-        ]
+        cuts = [self.rules.rule(rows).in_compute for _, _, rows in tables]
+        heights = [weights.shape[0] // self.rules.size("tensor") for weights, _, _ in tables]
         columns, dtype = tables[0][0].shape[1], tables[0][0].dtype
 
-        def mine(height: int, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def mine(cut: tuple[str, ...], height: int, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
             """Local row numbers, and which of the ids are among this device's rows [B, S, 1]."""
-            local = ids - self.net.index("tensor") * height
+            local = ids - self.net.index(*cut) * height
             return jnp.clip(local, 0, height - 1), ((local >= 0) & (local < height))[..., None]
 
         def forward(*arrays: jax.Array) -> jax.Array:
             rows = []
-            for weights, ids in zip(arrays[: len(tables)], arrays[len(tables) :], strict=True):
-                local, found = mine(weights.shape[0], ids)
+            for cut, weights, ids in zip(cuts, arrays[: len(tables)], arrays[len(tables) :], strict=True):
+                local, found = mine(cut, weights.shape[0], ids)
+                if "pipe" not in cut:
+                    found &= self.net.index("pipe") == 0  # every stage has these rows: one of them counts
                 rows.append(jnp.where(found, self.net.all_gather(weights, "fsdp", dim=1)[local], 0))
             return self._leave(functools.reduce(jnp.add, rows))
 
         def backward(dx: jax.Array, *all_ids: jax.Array) -> list[jax.Array]:
             dx, gradients = self._enter(dx).astype(jnp.float32), []
-            for height, ids in zip(heights, all_ids, strict=True):
-                local, found = mine(height, ids)
+            for cut, height, ids in zip(cuts, heights, all_ids, strict=True):
+                local, found = mine(cut, height, ids)
                 gradient = jnp.zeros((height, columns), jnp.float32).at[local].add(jnp.where(found, dx, 0))
                 gradients.append(self._table_gradient(gradient).astype(dtype))
             return gradients
@@ -91,17 +93,18 @@ class Vocabulary:
         self, x: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array, vocab_size: int
     ) -> jax.Array:
         """Sum over this replica's tokens of weight x cross-entropy; shapes as in `models.cross_entropy`."""
-        at_rest = self.rules.at_rest(("vocab", "embed"), MANUAL_AXES)
+        at_rest = self.rules.at_rest(("vocab", "embed"), AUTO_AXES)
 
         def run(x: Any, head: Any, labels: Any, weights: Any, *, with_gradients: bool) -> LinearLoss:
             x, head = self._enter(x), self.net.all_gather(head, "fsdp", dim=1)
-            first = self.net.index("tensor") * head.shape[0]
+            cut = self.rules.rule("vocab").in_compute
+            first = self.net.index(*cut) * head.shape[0]
             loss_fn = partial(
                 token_losses,
                 columns=first + jnp.arange(head.shape[0]),
                 vocab_size=vocab_size,
-                psum=lambda a: self.net.psum(a, "tensor"),
-                pmax=lambda a: self.net.pmax(a, "tensor"),
+                psum=lambda a: self.net.psum(a, *cut),
+                pmax=lambda a: self.net.pmax(a, *cut),
             )
             flat = x.reshape(-1, x.shape[-1])
             out = chunked_loss(flat, head, labels.reshape(-1), weights.reshape(-1), loss_fn, with_gradients)
@@ -134,15 +137,14 @@ class Vocabulary:
         return self.net.all_gather(x, "tensor", dim=1) if self.rules.sequence_parallel else x
 
     def _leave(self, x: jax.Array) -> jax.Array:
-        """Partial sums over `tensor` -> residual stream."""
-        if self.rules.sequence_parallel:
-            return self.net.reduce_scatter(x, "tensor", dim=1)
-        return self.net.psum(x, "tensor")
+        """Partial sums over `tensor` and `pipe` -> residual stream, the same on every stage."""
+        if not self.rules.sequence_parallel:
+            return self.net.psum(x, "tensor", "pipe")
+        return self.net.psum(self.net.reduce_scatter(x, "tensor", dim=1), "pipe")
 
     def _table_gradient(self, dtable: jax.Array) -> jax.Array:
         """Sum a table's gradient over the devices that saw other tokens, leaving it sharded as it lies at rest."""
         return self.net.reduce_scatter(self.net.psum(dtable, "context"), "fsdp", dim=1)
 
     def _manual(self, fn: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        axes = set(AXES) - set(MANUAL_AXES)
-        return jax.shard_map(fn, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
+        return jax.shard_map(fn, in_specs=in_specs, out_specs=out_specs, axis_names=set(AUTO_AXES), check_vma=False)

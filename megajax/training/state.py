@@ -11,7 +11,7 @@ import optax
 from megajax.config.config import Config
 from megajax.config.train import LossScaleConfig
 from megajax.models.gpt import Gpt
-from megajax.models.parameters import annotate, roles
+from megajax.models.parameters import annotate, roles, split_layers
 from megajax.training.loss_scale import LossScale, init_loss_scale
 from megajax.training.optimizer import build_optimizer
 
@@ -33,7 +33,7 @@ class TrainState(NamedTuple):
 
 def init_state(key: jax.Array, config: Config, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step; a pure function of (key, config), the same bits on every layout."""
-    params = Gpt(key, config.model)
+    params = split_layers(Gpt(key, config.model), config.parallel.chunks)
     return TrainState(
         step=jnp.int32(0),
         samples=jnp.int32(0),

@@ -18,10 +18,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from megajax.config.config import Config
 from megajax.config.data import DataConfig
+from megajax.config.parallel import AXES
 from megajax.models.gpt import Gpt
 from megajax.models.parameters import cast
 from megajax.parallel.rules import Rules
-from megajax.parallel.run import Batch, loss_and_gradients, loss_only
+from megajax.parallel.run import Batch, Runner
 from megajax.training.loss_scale import update_loss_scale
 from megajax.training.optimizer import apply_update, clip_by_global_norm, global_norm
 from megajax.training.schedule import Schedule, learning_rate
@@ -33,8 +34,8 @@ Metrics = dict[str, jax.Array]
 
 def batch_shardings(rules: Rules, data: DataConfig) -> dict[str, NamedSharding]:
     """Where every array of a batch [M, B, ...] goes: samples over (data, fsdp), positions over context."""
-    tokens = NamedSharding(rules.mesh, rules.in_compute((None, "batch", "sequence"), manual=()))
-    samples = NamedSharding(rules.mesh, rules.in_compute((None, "batch"), manual=()))
+    tokens = NamedSharding(rules.mesh, rules.in_compute((None, "batch", "sequence"), AXES))
+    samples = NamedSharding(rules.mesh, rules.in_compute((None, "batch"), AXES))
     names = ["tokens", "labels", "loss_mask", "positions", *(["segment_ids"] if data.reset_attention else [])]
     return {**dict.fromkeys(names, tokens), "sample_ids": samples}
 
@@ -62,7 +63,9 @@ def build_train_step(
     """
     optimizer = optimizer_for(config)
     dropout = config.model.hidden_dropout > 0 or config.model.attention_dropout > 0
-    gradients_of = loss_and_gradients(rules, attention, config.train.remat, config.train.seed if dropout else None)
+    runner = Runner(
+        rules, attention, config.train.remat, config.train.seed if dropout else None, config.parallel.chunks
+    )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         tokens = batch["loss_mask"].sum()
@@ -70,7 +73,7 @@ def build_train_step(
         # The scale and the mean go into the weights of the tokens, so that no fp16 cotangent is ever unscaled.
         weights = batch["loss_mask"] * (scale / jnp.maximum(tokens, 1))
         model = cast(state.params, DTYPES[config.train.precision])
-        loss, gradients = gradients_of(model, batch, weights, state.step)
+        loss, gradients = runner.loss_and_gradients(model, batch, weights, state.step)
         loss, gradients = loss / scale, jax.tree.map(lambda g: g / scale, gradients)
         gradients, norm = clip_by_global_norm(gradients, config.optim.clip_grad)
         overflow = ~jnp.isfinite(norm)
@@ -105,11 +108,11 @@ def build_eval_step(
     config: Config, rules: Rules, attention: str
 ) -> Callable[[Gpt, Batch], tuple[jax.Array, jax.Array]]:
     """Jitted f(params, batch) -> (sum of token losses, number of unmasked tokens), without dropout."""
-    loss_of = loss_only(rules, attention)
+    runner = Runner(rules, attention, chunks=config.parallel.chunks)
 
     def evaluate(params: Gpt, batch: Batch) -> tuple[jax.Array, jax.Array]:
         model = cast(params, DTYPES[config.train.precision])
-        return loss_of(model, batch, batch["loss_mask"]), batch["loss_mask"].sum()
+        return runner.loss(model, batch, batch["loss_mask"]), batch["loss_mask"].sum()
 
     abstract = jax.eval_shape(lambda key: Gpt(key, config.model), jax.random.key(0))
     return jax.jit(evaluate, in_shardings=(rules.shardings(abstract), batch_shardings(rules, config.data)))

@@ -18,7 +18,7 @@ import numpy as np
 from megajax.config import Config, DataConfig, ModelConfig, TrainConfig
 from megajax.config.parallel import AXES
 from megajax.data.batch import make_batch
-from megajax.models.parameters import annotate, named_leaves
+from megajax.models.parameters import annotate
 from megajax.parallel.mesh import build_mesh
 from megajax.parallel.rules import Rules
 from megajax.training.feed import Feed
@@ -58,8 +58,9 @@ def compile_step(layers: int) -> tuple[Any, float]:
     _, state, shardings = build_init(config, rules)
     state = jax.tree.map(lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at), state, shardings)
     step = build_train_step(config, rules, Schedule.from_config(config.optim, 2, 2), "xla")
+    batch = _batch(rules)
     start = time.perf_counter()
-    compiled = step.lower(state, _batch(rules)).compile()
+    compiled = step.lower(state, batch).compile()
     return compiled, time.perf_counter() - start
 
 
@@ -69,8 +70,13 @@ def losses_of(steps: dict[int, Any]) -> tuple[float, float]:
     state = init(jax.random.key(0))
     arrays = gathered(state)
     _, like, shardings = build_init(_config(DEEP), _rules())
-    padding = {name: np.subtract(leaf.shape, arrays[name].shape) for name, leaf in named_leaves(like)}
-    padded = annotate(like, lambda name, _: np.pad(arrays[name], [(0, int(n)) for n in padding[name]]))
+
+    def on_top(name: str, deep: jax.ShapeDtypeStruct) -> np.ndarray:
+        padded = np.zeros(deep.shape, deep.dtype)
+        padded[tuple(map(slice, arrays[name].shape))] = arrays[name]
+        return padded
+
+    padded = annotate(like, on_top)
     states = {SHALLOW: state, DEEP: jax.device_put(padded, shardings)}
     shallow, deep = (float(steps[n](states[n], _batch(_rules()))[1]["lm loss"]) for n in (SHALLOW, DEEP))
     return shallow, deep

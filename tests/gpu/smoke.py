@@ -136,14 +136,14 @@ def quickstart(tiny: bool) -> list[Row]:
         return []
     with tempfile.TemporaryDirectory() as directory:
         words = [f"output_dir={directory}/run", f"data.text=[{CONFIGS}/data/shakespeare.jsonl]", "train.steps=100"]
-        small = ["tokenizer.vocab_size=400", "model.num_layers=1", "model.hidden_size=32", "train.steps=3"]
+        small = ["tokenizer.vocab_size=400", "model.hidden_size=32", "train.steps=3", "evaluation.steps=0"]
         shape = ["train.micro_batch_size=2", "evaluation.every=null", "checkpoint.every=null"]
         result = train(load_config("quickstart.yaml", [*words, *shape, *(small if tiny else [])]).config)
         lines = (result.output_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [record for line in lines if "lm loss" in (record := json.loads(line))]
     timing = [record["timing"] for record in records[1:]]
-    speed = statistics.median(time["tokens-per-second"] for time in timing)
-    mfu = statistics.median(time["mfu"] for time in timing) if "mfu" in timing[0] else None
+    speed = statistics.median(step["tokens-per-second"] for step in timing)
+    mfu = statistics.median(step["mfu"] for step in timing) if "mfu" in timing[0] else None
     return [Row("quickstart fp32", "xla", speed, mfu, [record["lm loss"] for record in records], None)]
 
 
@@ -160,7 +160,7 @@ def print_table(rows: list[Row]) -> None:
     print(f"\n{device.device_kind} ({device.platform}), jax {jax.__version__}")
     print(f"{'':<18}{'attention':>10}{'tokens/s':>12}{'MFU %':>8}{'peak GiB':>10}{'first loss':>12}{'last loss':>11}")
     for row in rows:
-        mfu = "-" if row.mfu is None else f"{row.mfu:.1%}".rstrip("%")
+        mfu = "-" if row.mfu is None else f"{100 * row.mfu:.1f}"
         memory = "-" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
         print(
             f"{row.name:<18}{row.attention:>10}{row.tokens_per_second:>12,.0f}{mfu:>8}{memory:>10}"

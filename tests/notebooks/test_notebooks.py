@@ -56,7 +56,7 @@ def test_train(tmp_path: Path):
     assert float(re.search(r"median speed (\S+) tokens", summary)[1]) > 0
     assert text.startswith("KING HENRY. ")
     assert "[40 tokens, length]" in text
-    assert "174.6 billion parameters: 20.5 GiB per GPU" in sharding
+    assert re.match(r"174\.6 billion parameters: \d+\.\d GiB per GPU\n", sharding)
     plots = [out for cell in notebook.cells for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
     assert len(plots) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]

@@ -1,0 +1,271 @@
+"""Interleaved 1F1B as three `lax.scan`s over ticks, inside the region that is manual over `pipe`.
+
+Every stage runs the same program. A forward tick calls `jax.vjp` on one chunk of layers and puts the leaves of the
+closure that it returns into a ring buffer; the backward tick of that slot traces the same call, swaps the stored leaves
+in and pulls the cotangent back. So exactly what the rematerialisation policy names is stored, and computed again is only
+what the policy says. Leaves that the backward tick has anyway (weights, rotary angles, dropout keys) are not stored.
+
+Slots outside the schedule compute on whatever is there, in time that is bubble anyway, and are masked; nothing branches
+by device. Embedding and loss are computed by all stages together, in ticks known from their number alone. Over `pipe` a
+steady tick sends [B, S, D] one place forward and one place back, and sums it once around an embedding or a loss.
+
+Shapes: P stages, v chunks, n layers of a chunk on a stage, M microbatches, B samples of one on this replica, S sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from megajax.models.block import Block, Remat, run_blocks
+from megajax.models.context import Context
+from megajax.models.gpt import Gpt
+from megajax.models.parameters import named_leaves
+from megajax.parallel.collectives import Collectives
+from megajax.parallel.pipeline.schedule import Interleaved1F1B
+
+Batch = dict[str, jax.Array]
+Leaves = list[jax.Array]
+
+
+class Flow(NamedTuple):
+    """What one stage carries from tick to tick."""
+
+    activation: jax.Array
+    """[B, S, D] from the stage before; after this tick's forward slot, its output."""
+    gradient: jax.Array
+    """[B, S, D] from the stage after; after this tick's backward slot, the gradient of its input."""
+    ring: Leaves
+    """[slots, ...] each: what the forward slots in flight have stored; masked ones write where nothing is alive."""
+    block_sums: Leaves
+    """[v, n, ...] fp32 each: gradient sums of this stage's layers."""
+    other_sums: Leaves
+    """fp32: gradient sums of all that is outside the blocks, the same on every stage (but for their vocabulary rows)."""
+    loss: jax.Array
+    """Loss sum, the same on every stage."""
+
+
+class Executor:
+    """One pass over the microbatches of a step, on this device's layers and samples."""
+
+    def __init__(
+        self,
+        model: Gpt,
+        batch: Batch,
+        weights: jax.Array,
+        schedule: Interleaved1F1B,
+        net: Collectives,
+        context_of: Callable[[Batch], Context],
+        remat: Remat = lambda f: f,
+        poison: bool = False,
+    ) -> None:
+        """Prepare a pass.
+
+        Args:
+            model: weights in the compute dtype; block leaves [n, ...], or [v, n, ...] with several chunks.
+            batch: arrays [M, B, ...].
+            weights: [M, B, S] of the token losses.
+            schedule: ticks and slots.
+            net: collectives of the mesh.
+            context_of: the context of one microbatch.
+            remat: rematerialisation policy of a layer.
+            poison: fill masked slots with NaN, to show that nothing of them is used.
+        """
+        self.batch, self.weights, self.schedule, self.net = batch, weights, schedule, net
+        self.context_of, self.remat, self.poison = context_of, remat, poison
+        self.stage = net.index("pipe")
+        self.parts = Parts(model, schedule.chunks)
+
+    def loss_and_gradients(self) -> tuple[jax.Array, Gpt]:
+        """Loss sum and gradient sums (fp32), before any reduction over `data`."""
+        s = self.schedule
+        steady, cooldown = s.warmup_ticks, s.warmup_ticks + s.steady_ticks
+        flow = self._start(training=True)
+        flow = self._ticks(flow, range(steady), self._forward)
+        flow = self._ticks(flow, range(steady, cooldown), self._forward, self._head, self._backward)
+        flow = self._ticks(flow, range(cooldown, cooldown + s.cooldown_ticks), self._backward)
+        return flow.loss, self.parts.join(flow.block_sums, flow.other_sums)
+
+    def loss(self) -> jax.Array:
+        """Loss sum of the forward pass alone."""
+        ticks = range(self.schedule.warmup_ticks + self.schedule.steady_ticks)
+        return self._ticks(self._start(training=False), ticks, self._advance, self._score).loss
+
+    def _start(self, training: bool) -> Flow:
+        x = jax.eval_shape(lambda: self._embed(0))
+        activation = jnp.zeros(x.shape, x.dtype)
+        if not training:
+            return Flow(activation, activation, [], [], [], jnp.float32(0))
+        saved = jax.eval_shape(lambda: self._call(0, 0, activation).saved)
+        ring = [jnp.zeros((self.schedule.ring_slots, *a.shape), a.dtype) for a in saved]
+        zeros = lambda leaves: [jnp.zeros(a.shape, jnp.float32) for a in leaves]  # noqa: E731
+        return Flow(
+            activation, activation, ring, zeros(self.parts.block_leaves), zeros(self.parts.others), jnp.float32(0)
+        )
+
+    def _ticks(self, flow: Flow, ticks: range, *works: Callable[[jax.Array, Flow], Flow]) -> Flow:
+        """Run a phase; at the end of a tick what was computed moves to the neighbours."""
+
+        def tick(flow: Flow, t: jax.Array) -> tuple[Flow, None]:
+            for work in works:
+                flow = work(t, flow)
+            if self._backward in works:
+                flow = flow._replace(gradient=self.net.shift(flow.gradient, "pipe", -1))
+            if works[0] != self._backward:
+                flow = flow._replace(activation=self.net.shift(flow.activation, "pipe", +1))
+            return flow, None
+
+        return jax.lax.scan(tick, flow, jnp.arange(ticks.start, ticks.stop))[0] if ticks else flow
+
+    def _forward(self, t: jax.Array, flow: Flow) -> Flow:
+        slot = self.schedule.forward(t, self.stage)
+        call = self._call(slot.chunk, slot.microbatch, self._input(t, flow))
+        ring = [jax.lax.dynamic_update_index_in_dim(r, a, slot.ring_slot, 0) for r, a in zip(flow.ring, call.saved)]
+        return flow._replace(activation=call.output, ring=ring)
+
+    def _advance(self, t: jax.Array, flow: Flow) -> Flow:
+        slot = self.schedule.forward(t, self.stage)
+        return flow._replace(activation=self._run(slot.chunk, slot.microbatch, self._input(t, flow)))
+
+    def _input(self, t: jax.Array, flow: Flow) -> jax.Array:
+        """What this tick's forward slot starts from: a new microbatch on the first stage, else what was received."""
+        slot = self.schedule.forward(t, self.stage)
+        entering = self.schedule.entering(t)
+        nothing = jnp.zeros_like(flow.activation)
+        new = jax.lax.cond(entering.valid, self._embed, lambda _: nothing, entering.microbatch)
+        x = jnp.where((self.stage == 0) & (slot.chunk == 0), new, flow.activation)
+        return jnp.where(slot.valid, x, jnp.nan) if self.poison else x
+
+    def _head(self, t: jax.Array, flow: Flow) -> Flow:
+        """Loss of the microbatch that leaves the last stage, and its gradients."""
+        leaving = self.schedule.leaving(t)
+
+        def run(flow: Flow) -> Flow:
+            x = self._broadcast(flow.activation, from_stage=self.schedule.stages - 1)
+            head = jax.value_and_grad(self._head_loss, argnums=(0, 1))
+            loss, (sums, dx) = head(self.parts.others, x, leaving.microbatch)
+            gradient = jnp.where(self.stage == self.schedule.stages - 1, dx, flow.gradient)
+            return flow._replace(loss=flow.loss + loss, gradient=gradient, other_sums=_add(flow.other_sums, sums))
+
+        return jax.lax.cond(leaving.valid, run, lambda flow: flow, flow)
+
+    def _score(self, t: jax.Array, flow: Flow) -> Flow:
+        """The loss alone."""
+        leaving = self.schedule.leaving(t)
+
+        def run(flow: Flow) -> Flow:
+            x = self._broadcast(flow.activation, from_stage=self.schedule.stages - 1)
+            return flow._replace(loss=flow.loss + self._head_loss(self.parts.others, x, leaving.microbatch))
+
+        return jax.lax.cond(leaving.valid, run, lambda flow: flow, flow)
+
+    def _backward(self, t: jax.Array, flow: Flow) -> Flow:
+        slot = self.schedule.backward(t, self.stage)
+        call = self._call(slot.chunk, slot.microbatch, jnp.zeros_like(flow.activation))
+        stored = [jax.lax.dynamic_index_in_dim(r, slot.ring_slot, keepdims=False) for r in flow.ring]
+        cotangent = jnp.where(slot.valid, flow.gradient, jnp.nan) if self.poison else flow.gradient
+        gradients, dx = call.pull(stored)(cotangent)
+        sums = [
+            total.at[slot.chunk].add(jnp.where(slot.valid, g, 0).astype(jnp.float32))
+            for total, g in zip(flow.block_sums, jax.tree.leaves(gradients), strict=True)
+        ]
+        flow = flow._replace(gradient=dx, block_sums=sums)
+        arriving = self.schedule.embedding_backward(t)
+
+        def embedding(flow: Flow) -> Flow:
+            dx = self._broadcast(flow.gradient, from_stage=0)
+            _, pull = jax.vjp(partial(self._embed, arriving.microbatch), self.parts.others)
+            return flow._replace(other_sums=_add(flow.other_sums, pull(dx)[0]))
+
+        return jax.lax.cond(arriving.valid, embedding, lambda flow: flow, flow)
+
+    def _broadcast(self, x: jax.Array, from_stage: int) -> jax.Array:
+        return self.net.psum(jnp.where(self.stage == from_stage, x, 0), "pipe")
+
+    def _microbatch(self, number: jax.Array | int) -> tuple[Batch, Context]:
+        batch = {name: jax.lax.dynamic_index_in_dim(a, number, keepdims=False) for name, a in self.batch.items()}
+        return batch, self.context_of(batch)
+
+    def _embed(self, microbatch: jax.Array | int, others: Leaves | None = None) -> jax.Array:
+        return self.parts.model(others or self.parts.others).embed(*self._microbatch(microbatch))
+
+    def _head_loss(self, others: Leaves, x: jax.Array, microbatch: jax.Array) -> jax.Array:
+        batch, context = self._microbatch(microbatch)
+        weights = jax.lax.dynamic_index_in_dim(self.weights, microbatch, keepdims=False)
+        return self.parts.model(others).head_loss(x, batch["labels"], weights, context.layout)
+
+    def _run(self, chunk: jax.Array | int, microbatch: jax.Array | int, x: jax.Array) -> jax.Array:
+        _, context = self._microbatch(microbatch)
+        return run_blocks(self.parts.chunk(chunk), x, context, self.remat, self._first_layer(chunk))
+
+    def _call(self, chunk: jax.Array | int, microbatch: jax.Array | int, x: jax.Array) -> Call:
+        """Run one chunk of this stage on one microbatch, ready to be differentiated."""
+        blocks, (_, context) = self.parts.chunk(chunk), self._microbatch(microbatch)
+        run = partial(run_blocks, context=context, remat=self.remat, first_layer=self._first_layer(chunk))
+        output, pull = jax.vjp(lambda blocks, x: run(blocks, x), blocks, x)
+        return Call(output, pull, known=jax.tree.leaves((blocks, context.segment_ids, context.angles, context.keys)))
+
+    def _first_layer(self, chunk: jax.Array | int) -> jax.Array | int:
+        return (chunk * self.schedule.stages + self.stage) * self.parts.layers
+
+
+class Call:
+    """A differentiated call, split into what has to be stored for its backward pass and what is at hand there too."""
+
+    def __init__(self, output: jax.Array, pull: Any, known: Leaves) -> None:
+        """`known` leaves are recognised by identity."""
+        self.output = output
+        self._leaves, self._tree = jax.tree.flatten(pull)
+        self._stored = [not any(leaf is other for other in known) for leaf in self._leaves]
+
+    @property
+    def saved(self) -> Leaves:
+        """What has to be stored."""
+        return [leaf for leaf, stored in zip(self._leaves, self._stored, strict=True) if stored]
+
+    def pull(self, saved: Leaves) -> Callable[[jax.Array], tuple[Block, jax.Array]]:
+        """Cotangent of the output -> those of (blocks, x), of the call that stored `saved`."""
+        remaining = iter(saved)
+        leaves = [next(remaining) if stored else leaf for leaf, stored in zip(self._leaves, self._stored, strict=True)]
+        return jax.tree.unflatten(self._tree, leaves)
+
+
+class Parts:
+    """A model taken apart: the blocks, by chunk, and the rest."""
+
+    def __init__(self, model: Gpt, chunks: int) -> None:
+        """Block leaves are [n, ...] with one chunk, else [v, n, ...]."""
+        leaves, self._tree = jax.tree.flatten(model)
+        self._is_block = [name.startswith("blocks.") for name, _ in named_leaves(model)]
+        self._shapes = [leaf.shape for leaf in leaves]
+        self._block_tree = jax.tree.structure(model.blocks)
+        self._original = [leaf for leaf, block in zip(leaves, self._is_block, strict=True) if block]
+        self.block_leaves = [leaf if chunks > 1 else leaf[None] for leaf in self._original]
+        self.others = [leaf for leaf, block in zip(leaves, self._is_block, strict=True) if not block]
+        self.layers = self.block_leaves[0].shape[1]
+
+    def chunk(self, number: jax.Array | int) -> Block:
+        """The layers [n, ...] of one chunk."""
+        pick = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False)  # noqa: E731
+        return jax.tree.unflatten(self._block_tree, [pick(leaf) for leaf in self.block_leaves])
+
+    def model(self, others: Leaves) -> Gpt:
+        """The model with other weights outside the blocks."""
+        return self.join(self._original, others)
+
+    def join(self, block_leaves: Leaves, others: Leaves) -> Gpt:
+        """A model of these leaves, in the shapes it came in."""
+        blocks, rest = iter(block_leaves), iter(others)
+        leaves = [
+            next(blocks).reshape(shape) if block else next(rest)
+            for block, shape in zip(self._is_block, self._shapes, strict=True)
+        ]
+        return jax.tree.unflatten(self._tree, leaves)
+
+
+def _add(sums: Leaves, gradients: Leaves) -> Leaves:
+    return [total + g.astype(jnp.float32) for total, g in zip(sums, gradients, strict=True)]

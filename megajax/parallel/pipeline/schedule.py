@@ -1,0 +1,294 @@
+"""Pipeline schedules: which stage works on which microbatch, and when.
+
+`Interleaved1F1B` is the schedule that runs: arithmetic from (tick, stage) to work, on Python integers and on traced
+ones alike, so that the executor, the planner, the drawings and the tests all ask the same functions. `Schedule` is a
+schedule as data, played out in time; `gpipe` and `one_f_one_b` are there to compare with.
+
+The P stages move in lock step. A stage holds v chunks of layers: with n = L / (v P), chunk c of stage s holds the n
+layers from (c P + s) n on, so that a microbatch goes round the ring of stages v times. In a tick a stage runs the
+forward of one chunk, then the backward of one chunk; when the tick ends, the results move on to the neighbours.
+Microbatches go in groups of P: the whole group through a chunk, then through the next one. On stage s in tick t
+
+    the k-th forward runs, k = t - s, and the k-th backward, k = t - (v P - 1) - (P - 1 - s), where 0 <= k < v M;
+    it belongs to group g = k // (v P), chunk c = (k % (v P)) // P (backward: v - 1 - c), microbatch m = g P + k % P.
+
+    P = 3, v = 1, M = 4       tick  0   1   2      3      4      5      6   7
+                           stage 0  F0  F1  F2 .   F3 .   .  B0  .  B1  B2  B3
+                           stage 1  .   F0  F1 .   F2 B0  F3 B1  .  B2  B3  .
+                           stage 2  .   .   F0 B0  F1 B1  F2 B2  F3 B3  .   .
+
+Nothing branches on the stage: in the bubble (.) it computes on garbage and the result is masked. There are v P - 1
+ticks of warm-up (forward only), v M - v P + P steady ones and v P - 1 of cool-down (backward only). As warm-up and
+cool-down add up to v P - 1 whole ticks, a step takes (v M + P - 1) (F + B), where F and B are the times of a chunk's
+forward and backward. Ideal is v M (F + B), so the bubble is (P - 1) / (v M), the one of Megatron-LM (2104.04473,
+section 2.2.2).
+
+Every stage works in the order of Megatron-LM's interleaved 1F1B and keeps as many activations for the backward, at
+most (v + 1) P - 1 - 2 s. For v = 1 alone Megatron-LM has another order, which keeps P - s: its stages alternate
+between forward and backward out of step with each other. On the last stage both orders are the same.
+
+Letters: P stages, v chunks per stage, M microbatches, L layers, t tick, s stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import jax
+
+from megajax.config.base import ConfigError
+
+Index = int | jax.Array
+Kind = Literal["F", "B"]
+KINDS: tuple[Kind, Kind] = ("F", "B")
+
+
+class Slot(NamedTuple):
+    """What one stage does in one direction of one tick."""
+
+    valid: bool | jax.Array
+    """False in the bubble; the indices are in range all the same."""
+    chunk: Index
+    """Which of the stage's v chunks."""
+    microbatch: Index
+    ring_slot: Index
+    """Where the forward leaves its activations for the backward, among `ring_slots` places."""
+
+
+@dataclass(frozen=True)
+class Interleaved1F1B:
+    """The schedule of the executor; v = 1 is 1F1B without interleaving.
+
+    Raises:
+        ConfigError: a size below 1, or v > 1 and microbatches that do not fill groups of P.
+    """
+
+    stages: int
+    chunks: int
+    microbatches: int
+
+    def __post_init__(self) -> None:
+        for name in ("stages", "chunks", "microbatches"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"pipeline {name} is {getattr(self, name)}: expected 1 or more")
+        if self.chunks > 1:
+            why = f"with {self.chunks} chunks per stage they go in groups of"
+            _require_multiple(self.microbatches, "microbatches", why, self.stages)
+
+    def layers_per_chunk(self, layers: int) -> int:
+        """Length n = L / (v P) of a chunk.
+
+        Raises:
+            ConfigError: the layers do not divide; names the nearest numbers that do.
+        """
+        why = f"{self.stages} pipeline stages x {self.chunks} chunks take multiples of"
+        _require_multiple(layers, "layers", why, self.stages * self.chunks)
+        return layers // (self.stages * self.chunks)
+
+    # Phases
+
+    @property
+    def warmup_ticks(self) -> int:
+        """Ticks before the first backward: forward only."""
+        return self.stages * self.chunks - 1
+
+    @property
+    def steady_ticks(self) -> int:
+        """Ticks of one forward and one backward."""
+        return self._slots - self.warmup_ticks + self.stages - 1
+
+    @property
+    def cooldown_ticks(self) -> int:
+        """Ticks after the last forward: backward only."""
+        return self.warmup_ticks
+
+    @property
+    def ticks(self) -> int:
+        """Ticks of a step."""
+        return self.warmup_ticks + self.steady_ticks + self.cooldown_ticks
+
+    # Work
+
+    def forward(self, tick: Index, stage: Index) -> Slot:
+        """The forward of `stage` in `tick` (not in the cool-down)."""
+        return self._slot(tick - stage)
+
+    def backward(self, tick: Index, stage: Index) -> Slot:
+        """The backward of `stage` in `tick` (not in the warm-up), after that tick's forward."""
+        k = tick - self.warmup_ticks - (self.stages - 1 - stage)
+        return self._slot(self.forward_index_of_backward(k))
+
+    def forward_index_of_backward(self, k: Index) -> Index:
+        """Index of the forward that the k-th backward undoes: the same place in its group, chunks in reverse."""
+        chunk = k // self.stages % self.chunks
+        return k + (self.chunks - 1 - 2 * chunk) * self.stages
+
+    def entering(self, tick: Index) -> Slot:
+        """The microbatch that needs its embedding in `tick`, before the forward: it starts on stage 0, chunk 0."""
+        slot = self.forward(tick, 0)
+        return slot._replace(valid=slot.valid & (slot.chunk == 0))
+
+    def leaving(self, tick: Index) -> Slot:
+        """The microbatch that needs head and loss in `tick`, after the forward and before the backward."""
+        slot = self.forward(tick, self.stages - 1)
+        return slot._replace(valid=slot.valid & (slot.chunk == self.chunks - 1))
+
+    def embedding_backward(self, tick: Index) -> Slot:
+        """The microbatch whose gradient reaches the embedding in `tick`, after the backward."""
+        slot = self.backward(tick, 0)
+        return slot._replace(valid=slot.valid & (slot.chunk == 0))
+
+    # Costs
+
+    @property
+    def ring_slots(self) -> int:
+        """Places for saved activations on each stage, whatever M is."""
+        return 2 * self.stages - 1 if self.chunks == 1 else (self.chunks + 1) * self.stages
+
+    def in_flight(self, stage: int) -> int:
+        """Most chunk activations that wait for their backward on `stage` at once."""
+        return min(self._slots, (self.chunks + 1) * self.stages - 1 - 2 * stage)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle time over ideal time, (P - 1) / vM."""
+        return (self.stages - 1) / self._slots
+
+    @property
+    def _slots(self) -> int:
+        """Forwards of a stage, and backwards."""
+        return self.chunks * self.microbatches
+
+    def _slot(self, k: Index) -> Slot:
+        """The k-th forward of a stage."""
+        group, chunk, lane = k // (self.chunks * self.stages), k // self.stages % self.chunks, k % self.stages
+        # A place is free again 2 (v - c) P - 1 - 2 s ticks after chunk c took it. Chunk v - c of the next group comes
+        # 2 (v - c) P after it and may have it; so may, for c = 0, the group after next. As this holds for every
+        # integer k, not even the masked forwards before the first and after the last one hit a place in use.
+        pair = chunk + group % 2 * (self.chunks - 2 * chunk)  # c in even groups, v - c in odd ones
+        ring_slot = k % self.ring_slots if self.chunks == 1 else pair * self.stages + lane
+        valid = (k >= 0) & (k < self._slots)
+        return Slot(valid, chunk, (group * self.stages + lane) % self.microbatches, ring_slot)
+
+
+FORWARD, BACKWARD = 1, 2
+"""Time of a chunk's forward and backward, in the unit of `Schedule`."""
+
+
+class Work(NamedTuple):
+    """One chunk's forward or backward of one microbatch."""
+
+    start: int
+    kind: Kind
+    chunk: int
+    microbatch: int
+
+    @property
+    def end(self) -> int:
+        """When the next work can start."""
+        return self.start + (FORWARD if self.kind == "F" else BACKWARD)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule played out in time."""
+
+    name: str
+    chunks: int
+    microbatches: int
+    stages: Sequence[Sequence[Work]]
+    """The work of every stage, in order."""
+
+    @cached_property
+    def length(self) -> int:
+        """Time of a step."""
+        return max(work.end for stage in self.stages for work in stage)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle time over ideal time; all stages have the same work."""
+        busy = sum(work.end - work.start for work in self.stages[0])
+        return (self.length - busy) / busy
+
+    def in_flight(self, stage: int) -> int:
+        """Most chunk activations that wait for their backward on `stage` at once."""
+        most = now = 0
+        for work in self.stages[stage]:
+            now += 1 if work.kind == "F" else -1
+            most = max(most, now)
+        return most
+
+    def label(self, work: Work) -> str:
+        """F or B, the chunk if there are several, and the microbatch: `F3`, `B1.12`."""
+        chunk = f"{work.chunk}." if self.chunks > 1 else ""
+        return f"{work.kind}{chunk}{work.microbatch}"
+
+    def order(self, stage: int) -> str:
+        """The labels of a stage's work."""
+        return " ".join(self.label(work) for work in self.stages[stage])
+
+
+def interleaved(stages: int, chunks: int, microbatches: int) -> Schedule:
+    """`Interleaved1F1B` tick by tick: what the executor does."""
+    rule = Interleaved1F1B(stages, chunks, microbatches)
+    rows: list[list[Work]] = [[] for _ in range(stages)]
+    now = 0
+    for tick in range(rule.ticks):
+        forward = tick < rule.warmup_ticks + rule.steady_ticks
+        backward = tick >= rule.warmup_ticks
+        middle = now + FORWARD * forward
+        for stage, row in enumerate(rows):
+            if forward and (slot := rule.forward(tick, stage)).valid:
+                row.append(Work(now, "F", int(slot.chunk), int(slot.microbatch)))
+            if backward and (slot := rule.backward(tick, stage)).valid:
+                row.append(Work(middle, "B", int(slot.chunk), int(slot.microbatch)))
+        now = middle + BACKWARD * backward
+    return Schedule("interleaved 1F1B" if chunks > 1 else "1F1B in lock step", chunks, microbatches, rows)
+
+
+def gpipe(stages: int, microbatches: int) -> Schedule:
+    """All forwards, then all backwards (1811.06965; in the order of 2104.04473, figure 3)."""
+    forwards, backwards = _each("F", microbatches), _each("B", microbatches)
+    return _play("GPipe", microbatches, [forwards + backwards] * stages)
+
+
+def one_f_one_b(stages: int, microbatches: int) -> Schedule:
+    """Megatron-LM's schedule without interleaving (PipeDream-flush; 2104.04473, figure 4 top)."""
+    forwards, backwards = _each("F", microbatches), _each("B", microbatches)
+    orders = []
+    for stage in range(stages):
+        warmup = min(stages - 1 - stage, microbatches)
+        pairs = [work for pair in zip(forwards[warmup:], backwards, strict=False) for work in pair]
+        orders.append(forwards[:warmup] + pairs + backwards[microbatches - warmup :])
+    return _play("1F1B", microbatches, orders)
+
+
+def _each(kind: Kind, microbatches: int) -> list[tuple[Kind, int]]:
+    return [(kind, microbatch) for microbatch in range(microbatches)]
+
+
+def _play(name: str, microbatches: int, orders: Sequence[Sequence[tuple[Kind, int]]]) -> Schedule:
+    """Start all work as early as its place in the order and the neighbour that it waits for allow."""
+    rows: list[list[Work]] = [[] for _ in orders]
+    ends: dict[tuple[str, int, int], int] = {}
+    while any(len(row) < len(order) for row, order in zip(rows, orders, strict=True)):
+        for stage, (row, order) in enumerate(zip(rows, orders, strict=True)):
+            for kind, microbatch in order[len(row) :]:
+                neighbour = stage - 1 if kind == "F" else stage + 1
+                needed = (kind, microbatch, neighbour)
+                if needed not in ends and 0 <= neighbour < len(rows):
+                    break
+                start = max(ends.get(needed, 0), row[-1].end if row else 0)
+                row.append(Work(start, kind, 0, microbatch))
+                ends[kind, microbatch, stage] = row[-1].end
+    return Schedule(name, 1, microbatches, rows)
+
+
+def _require_multiple(value: int, name: str, why: str, divisor: int) -> None:
+    if value % divisor:
+        lower = value // divisor * divisor
+        near = " or ".join(str(n) for n in (lower, lower + divisor) if n)
+        raise ConfigError(f"{value} {name}: {why} {divisor} ({value} % {divisor} = {value % divisor}): use {near}")

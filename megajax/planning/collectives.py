@@ -1,0 +1,262 @@
+"""What a compiled program sends: every collective of its HLO text, by mesh axis, number of executions and bytes.
+
+    traffic = collectives(step.lower(state, batch).compile(), mesh)
+    print(traffic)
+    layers = traffic.over("tensor").inside(M, L)  # M microbatches, L layers
+    assert layers.forward().count("all-gather") == 2 * M * L
+
+XLA writes one collective in several ways, all of which are read here: at once (`all-gather`) or as a start and a done
+(counted at the start); several tensors in one call (counted once per tensor); device groups as lists, as a reshaped and
+transposed range, or as axes of a mesh of its own. Small all-reduces that XLA concatenates into one flat tensor are one
+record: compare bytes, not counts, where that matters. Loops of a single iteration are unrolled and leave no trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+AnyMesh = Mesh | AbstractMesh
+OPS = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One tensor of one collective instruction, as every device takes part in it."""
+
+    op: str
+    """One of OPS."""
+    axes: tuple[str, ...]
+    """Mesh axes along which the devices that exchange differ, in the mesh's order."""
+    shape: tuple[int, ...]
+    """The whole tensor: the result of an all-gather, the operand of a reduce-scatter; for the others both are alike."""
+    dtype: str
+    """XLA's name: "f32", "bf16"."""
+    loop: tuple[int, ...]
+    """Iterations of the loops around it, outermost first."""
+    conditional: bool
+    """In a branch, so executed at most `count` times."""
+    source: str
+    """XLA's `op_name`: the JAX functions it comes from. That of the loop around it, where XLA made it up itself."""
+
+    @property
+    def count(self) -> int:
+        """Executions in one run of the program."""
+        return prod(self.loop)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the whole tensor, of one execution."""
+        bits = 8 if self.dtype == "pred" else int(re.findall(r"\d+", self.dtype)[0])
+        return prod(self.shape) * bits // 8
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of one run of a program, and how to ask about them: filters give another Traffic."""
+
+    records: tuple[Collective, ...]
+
+    def __iter__(self) -> Iterator[Collective]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def where(self, keep: Callable[[Collective], bool]) -> Traffic:
+        """Those for which `keep` is true."""
+        return Traffic(tuple(record for record in self if keep(record)))
+
+    def over(self, *axes: str) -> Traffic:
+        """Those that cross all these mesh axes, alone or together with others."""
+        return self.where(lambda record: set(axes) <= set(record.axes))
+
+    def inside(self, *loop: int) -> Traffic:
+        """Those in exactly this nest of loops, by their iterations, outermost first; without arguments, in no loop."""
+        return self.where(lambda record: record.loop == loop)
+
+    def forward(self) -> Traffic:
+        """All those that are not of the backward pass."""
+        return self.where(lambda record: "transpose(" not in record.source)
+
+    def backward(self) -> Traffic:
+        """Those of the backward pass, its recomputation included."""
+        return self.where(lambda record: "transpose(" in record.source)
+
+    def of_at_least(self, size: int) -> Traffic:
+        """Those whose whole tensor has at least `size` bytes."""
+        return self.where(lambda record: record.bytes >= size)
+
+    def count(self, op: str) -> int:
+        """Executions of one of OPS in a run of the program."""
+        return sum(record.count for record in self if record.op == op)
+
+    def total_bytes(self) -> int:
+        """Bytes of the whole tensors, over all executions."""
+        return sum(record.count * record.bytes for record in self)
+
+    def __str__(self) -> str:
+        """A table, most bytes first; "<=" marks what runs in a branch."""
+        counts: Counter[Collective] = Counter()
+        for record in self:
+            counts[replace(record, source="")] += record.count
+        rows = [("count", "op", "axes", "tensor", "MiB each", "MiB", "loops")]
+        for record, count in sorted(counts.items(), key=lambda item: -item[0].bytes * item[1]):
+            each = record.bytes / 2**20
+            tensor = f"{record.dtype}[{','.join(map(str, record.shape))}]"
+            loops = " x ".join(map(str, record.loop))
+            number = f"<={count}" if record.conditional else str(count)
+            rows.append((number, record.op, " ".join(record.axes), tensor, f"{each:.3f}", f"{each * count:.3f}", loops))
+        columns = [
+            [f"{cell:{side}{max(map(len, column))}}" for cell in column]
+            for side, column in zip("><<<>><", zip(*rows, strict=True), strict=True)
+        ]
+        return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+
+
+def collectives(program: jax.stages.Compiled | str, mesh: AnyMesh) -> Traffic:
+    """Read the collectives of a compiled program.
+
+    Args:
+        program: `jax.jit(f).lower(...).compile()`, or its `as_text()`.
+        mesh: the mesh that it was compiled for.
+
+    Raises:
+        ValueError: the program runs on another number of devices than the mesh has, or communicates in a loop whose
+            number of iterations depends on data.
+    """
+    computations, entry = _parse(program if isinstance(program, str) else str(program.as_text()))
+
+    def walk(name: str, loop: tuple[int, ...], conditional: bool, source: str) -> Iterator[Collective]:
+        for line in computations[name]:
+            op = line.opcode.removesuffix("-start")
+            here = _find(r'op_name="([^"]*)"', line.attributes) or source
+            if op in OPS:
+                groups = _groups(line.attributes, mesh)
+                for shape, dtype in _tensors(line, op, groups.shape[1]):
+                    yield Collective(op, _axes(groups, mesh), shape, dtype, loop, conditional, here)
+            elif op == "while":
+                trips = _find(r'"known_trip_count":\{"n":"(\d+)"', line.attributes)
+                inner = [c for called in line.calls for c in walk(called, (*loop, int(trips or 0)), conditional, here)]
+                if inner and not trips:
+                    raise ValueError(f"loop {here!r} communicates an unknown number of times: count it by hand")
+                yield from inner
+            elif not op.endswith(("-done", "-update")):
+                for called in line.calls:
+                    yield from walk(called, loop, conditional or op == "conditional", here)
+
+    return Traffic(tuple(walk(entry, (), False, "")))
+
+
+class _Instruction(NamedTuple):
+    """`%name = type opcode(operands), attributes`."""
+
+    type: str
+    opcode: str
+    operands: str
+    attributes: str
+
+    @property
+    def calls(self) -> list[str]:
+        """Names of the computations that it runs."""
+        found = re.findall(r"(?:to_apply|calls|body|condition|\w+_computations?)=(\{.*?\}|[^ ,]+)", self.attributes)
+        return [name for names in found for name in re.findall(r"[\w.\-]+", names)]
+
+
+def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
+    """Instructions of every computation, and which one is the program."""
+    computations: dict[str, list[_Instruction]] = {}
+    entry = name = ""
+    for line in text.splitlines():
+        if header := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
+            name = header[2]
+            computations[name] = []
+            entry = name if header[1] else entry
+        elif found := re.match(r"\s+(?:ROOT )?\S+ = (.*?) ([a-z][a-z0-9\-]*)\((.*?)\)(.*)", line):
+            computations[name].append(_Instruction(*found.groups()))
+    return computations, entry
+
+
+def _find(pattern: str, text: str) -> str:
+    return found[1] if (found := re.search(pattern, text)) else ""
+
+
+def _tensors(line: _Instruction, op: str, ways: int) -> list[tuple[tuple[int, ...], str]]:
+    """Shape and dtype of the whole tensors that `ways` devices exchange."""
+    arrays = [(_integers(sizes), dtype) for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", line.type)]
+    operands = line.operands.count(",") + 1
+    results = arrays if len(arrays) == operands else arrays[operands : 2 * operands]  # or start: operands, results, ...
+    dims = _integers(_find(r"dimensions=\{(.*?)\}", line.attributes))
+    if op == "reduce-scatter":
+        return [
+            (tuple(size * ways if dim == dims[0] else size for dim, size in enumerate(shape)), dtype)
+            for shape, dtype in results
+        ]
+    if op == "all-to-all" and not dims:  # the pieces of one tensor, one for every device
+        shape, dtype = results[0]
+        return [((ways, *shape), dtype)]
+    return results
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
+
+
+def _axes(groups: np.ndarray, mesh: AnyMesh) -> tuple[str, ...]:
+    """Axes along which members of a group differ: device i of the program is the i-th of the flattened mesh."""
+    places = np.unravel_index(groups, tuple(mesh.shape.values()))
+    return tuple(axis for axis, place in zip(mesh.shape, places, strict=True) if (place != place[:, :1]).any())
+
+
+def _groups(attributes: str, mesh: AnyMesh) -> np.ndarray:
+    """Devices that exchange: [groups, members], or [pairs, 2] of a permutation."""
+    if pairs := _find(r"source_target_pairs=\{(\{.*?\})\}", attributes):
+        return np.array(_integers(pairs)).reshape(-1, 2)
+    text = _find(r"replica_groups=(mesh\[.*?\}|\[.*?\]<=\[.*?\](?:T\(.*?\))?|\{\{.*?\}\}|\{\})", attributes)
+    if text.startswith("mesh"):
+        groups = _mesh_groups(text)
+    elif text.startswith("["):
+        shape, ids = text.split("<=")
+        groups = _range(ids).reshape(_integers(shape))
+    else:
+        members = [_integers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
+        groups = np.array(members or [tuple(range(mesh.size))])
+    if groups.size != mesh.size:
+        raise ValueError(
+            f"the program runs on {groups.size} devices, the mesh has {mesh.size}: pass the program's mesh"
+        )
+    return groups
+
+
+def _range(text: str) -> np.ndarray:
+    """`[4,8]T(1,0)`: 0, 1, 2 ... in shape 4 x 8, transposed."""
+    shape, _, order = text.partition("T")
+    ids = np.arange(prod(_integers(shape))).reshape(_integers(shape))
+    return ids.transpose(_integers(order)) if order else ids
+
+
+def _mesh_groups(text: str) -> np.ndarray:
+    """`mesh['a'=2,'b'=8], device_ids=([8,2]T(1,0)) {'a','b':(2)4}`: groups along a and the middle of b = 2 x 4 x 1."""
+    axes, ids, members = re.findall(r"mesh\[(.*?)\](?:, device_ids=\((.*)\))? \{(.*)\}", text)[0]
+    sizes = [(name, int(size)) for name, size in re.findall(r"'?(\w+)'?=(\d+)", axes)]
+    chosen = re.findall(r"'?([A-Za-z_]\w*)'?(?::\((\d+)\)(\d+))?", members)
+    shape: list[int] = []
+    inside: list[int] = []
+    for name, size in sizes:
+        spans = [(int(low or 1), int(low or 1) * int(width or size)) for axis, low, width in chosen if axis == name]
+        for low, high in pairwise(sorted({1, size, *(cut for span in spans for cut in span)})):
+            if any(start <= low and high <= stop for start, stop in spans):
+                inside.append(len(shape))
+            shape.append(high // low)
+    devices = np.array(_integers(ids)) if ids and "[" not in ids else _range(ids or f"[{prod(shape)}]")
+    ways = prod(shape[dim] for dim in inside)
+    return np.moveaxis(devices.reshape(shape), inside, range(-len(inside), 0)).reshape(-1, ways)

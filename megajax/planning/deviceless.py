@@ -1,0 +1,114 @@
+"""GPUs to compile for on a machine that has none.
+
+    JAX_PLATFORMS=cpu python ...
+
+    mesh = build_mesh(sizes, gpu_topology("H100", 3072))
+    compiled = step.lower(abstract_state, abstract_batch).compile()
+    compiled.memory_analysis(), collectives(compiled, mesh)
+
+The compiler is that of JAX's CUDA plugin, told what the GPU looks like; neither GPU nor driver is needed, and nothing
+can run. The plugin complains on stderr that it found no driver (`cuInit`): harmless. Nothing is autotuned without a
+device, so the memory analysis lacks the scratch of tuned kernels; as always, it also lacks the buffers of NCCL (1-2 GiB),
+the CUDA context (0.5-0.9 GiB) and fragmentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+from jax.experimental import topologies
+
+from megajax.config.base import ConfigError
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the compiler asks about a GPU, as the CUDA driver reports it; sizes in bytes."""
+
+    description: str
+    """`jax.Device.device_kind`."""
+    capability: int
+    """CUDA compute capability, major version."""
+    multiprocessors: int
+    lanes: int
+    """fp32 units per multiprocessor."""
+    clock_ghz: float
+    memory_bandwidth: int
+    """Bytes/s."""
+    memory: int
+    l2_cache: int
+    shared_memory: int
+    """Per multiprocessor; a block may have 1 KiB less."""
+
+
+TARGETS = {
+    "A100-80GB": Target(
+        "NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 2_039_040_000_000, 85_100_068_864, 41_943_040, 167_936
+    ),
+    "H100": Target("NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 3_352_320_000_000, 84_942_979_072, 52_428_800, 233_472),
+    "H200": Target("NVIDIA H200", 9, 132, 128, 1.98, 4_800_000_000_000, 151_397_597_184, 52_428_800, 233_472),
+    "B200": Target("NVIDIA B200", 10, 148, 128, 1.965, 7_672_320_000_000, 191_514_411_008, 132_644_864, 233_472),
+    "GB200": Target("NVIDIA GB200", 10, 152, 128, 2.062, 7_928_064_000_000, 197_897_748_480, 135_528_448, 233_472),
+}
+"""By the names of `planning.hardware.GPUS`."""
+
+
+def gpu_topology(name: str, devices: int, gpus_per_host: int = 8) -> list[jax.Device]:
+    """Devices to build a mesh of and compile for, one host after the other.
+
+    Where there is no GPU, `JAX_PLATFORMS=cpu` must be set before JAX looks for devices.
+
+    Args:
+        name: key of TARGETS.
+        devices: how many; a whole number of hosts, or part of one.
+        gpus_per_host: GPUs that share a host.
+
+    Raises:
+        ConfigError: unknown GPU, hosts that are not full, or no CUDA plugin.
+    """
+    if name not in TARGETS:
+        raise ConfigError(f"no compile target {name!r}: choose one of {', '.join(TARGETS)}")
+    per_host = min(devices, gpus_per_host)
+    if per_host < 1 or devices % per_host:
+        raise ConfigError(
+            f"{devices} GPUs do not fill hosts of {gpus_per_host}: choose a multiple, or part of one host"
+        )
+    shape = f"1x{devices // per_host}x{per_host}"
+    try:
+        topology = topologies.get_topology_desc(platform="cuda", target_config=_proto(TARGETS[name]), topology=shape)
+    except NotImplementedError as error:
+        raise ConfigError(
+            "compiling for a GPU that is not there needs JAX's CUDA plugin (pip install 'megajax[cuda13]') and "
+            "JAX_PLATFORMS=cpu, set before JAX looks for devices"
+        ) from error
+    return list(topology.devices)
+
+
+def _proto(gpu: Target) -> str:
+    """XLA's `stream_executor.GpuTargetConfigProto` as text; what is not in TARGETS is the same on all of them."""
+    return f"""
+        platform_name: "CUDA"
+        dnn_version_info {{ major: 9 minor: 10 }}
+        device_description_str: "{gpu.description}"
+        gpu_device_info {{
+            cuda_compute_capability {{ major: {gpu.capability} }}
+            core_count: {gpu.multiprocessors}
+            fpus_per_core: {gpu.lanes}
+            clock_rate_ghz: {gpu.clock_ghz}
+            memory_bandwidth: {gpu.memory_bandwidth}
+            device_memory_size: {gpu.memory}
+            l2_cache_size: {gpu.l2_cache}
+            shared_memory_per_core: {gpu.shared_memory}
+            shared_memory_per_block_optin: {gpu.shared_memory - 1024}
+            shared_memory_per_block: 49152
+            registers_per_core_limit: 65536
+            registers_per_block_limit: 65536
+            threads_per_block_limit: 1024
+            threads_per_core_limit: 2048
+            threads_per_warp: 32
+            block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+            thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+            device_address_bits: 64
+        }}
+    """

@@ -1,0 +1,104 @@
+"""The real training step, compiled for GPUs that are not there: what it must and must not send."""
+
+from importlib.util import find_spec
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from megajax.parallel.mesh import build_mesh
+from megajax.parallel.rules import Rules
+from megajax.planning.collectives import collectives
+from megajax.planning.deviceless import TARGETS, gpu_topology
+from megajax.planning.hardware import find_gpu
+from megajax.training.schedule import Schedule
+from megajax.training.step import batch_shardings, build_init, build_train_step
+
+M, B, S, L, D = 2, 8, 1024, 3, 1024
+SIZES = {"pipe": 1, "data": 2, "fsdp": 2, "expert": 1, "context": 1, "tensor": 8}
+
+
+def topology_or_skip(name, devices):
+    try:
+        return gpu_topology(name, devices)
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+def test_unknown_gpu():
+    with pytest.raises(ConfigError, match="'V100': choose one of A100-80GB, H100, H200, B200, GB200"):
+        gpu_topology("V100", 8)
+
+
+@pytest.mark.parametrize("devices", [0, 12])
+def test_hosts_are_full(devices):
+    with pytest.raises(ConfigError, match="do not fill hosts of 8"):
+        gpu_topology("H100", devices)
+
+
+@pytest.mark.skipif(find_spec("jax_plugins") is not None, reason="the CUDA plugin is installed")
+def test_without_the_plugin():
+    with pytest.raises(ConfigError, match=r"pip install 'megajax\[cuda13\]'"):
+        gpu_topology("H100", 8)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_target_is_known_to_the_roofline(name):
+    assert find_gpu(TARGETS[name].description).name == name
+    devices = topology_or_skip(name, 16)
+    assert [device.process_index for device in devices] == [0] * 8 + [1] * 8
+    assert {device.device_kind for device in devices} == {TARGETS[name].description}
+
+
+@pytest.fixture(scope="module")
+def compiled_step():
+    """Abstract state and traffic of a 3-layer GPT in bf16, two microbatches of 2 samples per replica."""
+    rules = Rules(build_mesh(SIZES, topology_or_skip("H100", 32)))
+    config = Config(
+        model=ModelConfig(num_layers=L, hidden_size=D, num_heads=16, max_positions=S, vocab_size=51_200),
+        data=DataConfig(seq_length=S),
+        train=TrainConfig(steps=10, global_batch_size=M * B, micro_batch_size=2, precision="bf16"),
+        parallel=ParallelConfig(**SIZES),
+    )
+    step = build_train_step(config, rules, Schedule.from_config(config.optim, 10, M * B), "cudnn")
+    _, abstract, shardings = build_init(config, rules)
+    state = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), abstract, shardings)
+    dtypes = {"loss_mask": jnp.float32, "sample_ids": jnp.uint32}
+    batch = {
+        name: jax.ShapeDtypeStruct((M, B, S)[: len(at.spec)], dtypes.get(name, jnp.int32), sharding=at)
+        for name, at in batch_shardings(rules, config.data).items()
+    }
+    return state, collectives(step.lower(state, batch).compile(), rules.mesh)
+
+
+def test_a_layer_sends_what_megatron_sends_over_tensor(compiled_step):
+    """2205.05198 §4.2.2, and the inputs gathered again for the weight gradients; bf16 [2, S, D] each."""
+    _, traffic = compiled_step
+    residual = traffic.inside(M, L).over("tensor").of_at_least(2 * 2 * S * D)
+    assert {(record.axes, record.shape, record.dtype) for record in residual} == {(("tensor",), (2, S, D), "bf16")}
+    assert residual.forward().count("all-gather") == 2 * M * L
+    assert residual.forward().count("reduce-scatter") == 2 * M * L
+    assert residual.backward().count("all-gather") == 4 * M * L
+    assert residual.backward().count("reduce-scatter") == 2 * M * L
+    assert residual.total_bytes() == 10 * M * L * (2 * 2 * S * D)
+
+
+def test_a_layer_gathers_weights_and_scatters_gradients_over_fsdp(compiled_step):
+    """qkv, attention out, fc1, fc2 (the smallest, attention out, holds D x D / 8 bf16 numbers)."""
+    _, traffic = compiled_step
+    weights = traffic.inside(M, L).over("fsdp").of_at_least(2 * D * D // 8)
+    assert weights.forward().count("all-gather") == 4 * M * L
+    assert weights.backward().count("all-gather") == 4 * M * L
+    assert weights.backward().count("reduce-scatter") == 4 * M * L
+    assert weights.total_bytes() == 3 * M * L * (2 * 12 * D * D // 8)
+
+
+def test_gradients_cross_data_once_a_step(compiled_step):
+    state, traffic = compiled_step
+    data = traffic.over("data")
+    assert data == data.inside()
+    local = sum(prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(state.params))
+    assert data.total_bytes() == 4 * local + 4 + 4  # fp32; and the loss, and the number of tokens
+    assert data.count("all-reduce") == len(data)
