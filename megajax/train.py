@@ -77,7 +77,7 @@ class Trainer:
         # Mesh: every array is sharded over it by the one rule table.
         mesh = build_mesh(resolve_mesh(config.parallel, jax.device_count()))
         check_batch(config, mesh.shape["data"])
-        rules = Rules(mesh, config.parallel.sequence_parallel)
+        rules = Rules(mesh, config.parallel.sequence_parallel, config.parallel.zero)
 
         # Data: which samples a step sees is a function of the samples consumed before it, and of nothing else.
         config, self.tokenizer = prepare(config, run)

@@ -30,6 +30,9 @@ class ParallelConfig:
     """Ways the sequence is sharded in attention."""
     tensor: PositiveInt = 1
     """Ways heads, MLP and vocabulary are sharded (Megatron tensor parallelism)."""
+    zero: Literal[0, 1] = 0
+    """1 = master weights and optimizer state are split over data as well (ZeRO-1): gradients are reduce-scattered, and
+    the weights gathered once a step in the compute dtype."""
     sequence_parallel: bool = True
     """Shard the residual stream, norms and dropout along the sequence over tensor as well."""
     simulate_devices: NonNegativeInt = 0

@@ -6,7 +6,6 @@ Shapes: B batch, S sequence, D embed, F mlp, A = 1 (gelu) or 2 (swiglu: gate and
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 

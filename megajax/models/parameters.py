@@ -44,7 +44,7 @@ def roles(model: T) -> T:
 
 
 def split_layers(tree: T, chunks: int) -> T:
-    """Stacked weights [L, ...] -> [chunks, L / chunks, ...], as an interleaved pipeline holds them; 1 changes nothing."""
+    """Stacked weights [L, ...] -> [chunks, L / chunks, ...], as an interleaved pipeline holds them; 1: as they are."""
     return _restack(tree, "layers", lambda x: x.reshape(chunks, -1, *x.shape[1:])) if chunks > 1 else tree
 
 

@@ -2,7 +2,7 @@
 
 An array lies one way at rest (in memory, between steps) and another way while it takes part in the computation: at rest
 a weight is also split over `fsdp`; it is gathered when its layer runs. Activations only have the second view. Sequence
-parallelism is one word in one row: `tensor` under "residual_sequence".
+parallelism is one word in one row, `tensor` under "residual_sequence", and so is ZeRO-1, `data` at rest under "embed".
 """
 
 from __future__ import annotations
@@ -58,13 +58,17 @@ class Rules:
 
     mesh: Mesh
     sequence_parallel: bool = True
+    zero: int = 0
 
     def rule(self, logical: str) -> Rule:
         """The row of a logical axis."""
         for rule in RULES:
             if rule.logical == logical:
-                off = logical == "residual_sequence" and not self.sequence_parallel
-                return rule._replace(in_compute=("context",)) if off else rule
+                if logical == "residual_sequence" and not self.sequence_parallel:
+                    return rule._replace(in_compute=("context",))
+                if logical == "embed" and self.zero:
+                    return rule._replace(at_rest=("data", "fsdp"))
+                return rule
         raise KeyError(f"no sharding rule for logical axis {logical!r}: add a row to megajax.parallel.rules.RULES")
 
     def size(self, *mesh_axes: str) -> int:

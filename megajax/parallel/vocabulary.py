@@ -10,7 +10,8 @@ automatic axes, and autodiff through `psum` would count cotangents once per devi
     cross-entropy   forward  all-gather of [B, S, D], three reductions of [tokens] (maximum, target logit, sum of
                              exponentials), reduce-scatter of dx; backward  nothing (see `models.cross_entropy`)
 
-over `pipe` the same results are summed, over `fsdp` every table is gathered and its gradient reduce-scattered; over `context` gradients are summed.
+Over `pipe` the same results are summed; over `fsdp` every table is gathered and its gradient reduce-scattered; over
+`context` gradients are summed.
 
 Shapes: B batch, S sequence, D embed, V vocabulary rows, T tokens of this device.
 """

@@ -46,7 +46,7 @@ class Collective:
     conditional: bool
     """In a branch, so executed at most `count` times."""
     source: str
-    """XLA's `op_name`: the JAX functions it comes from. That of the loop around it, where XLA made it up itself."""
+    """The JAX functions it comes from (XLA's `op_name`); the loop's, if XLA made it or moved it there."""
 
     @property
     def count(self) -> int:
@@ -139,7 +139,8 @@ def collectives(program: jax.stages.Compiled | str, mesh: AnyMesh) -> Traffic:
     def walk(name: str, loop: tuple[int, ...], conditional: bool, source: str) -> Iterator[Collective]:
         for line in computations[name]:
             op = line.opcode.removesuffix("-start")
-            here = _find(r'op_name="([^"]*)"', line.attributes) or source
+            origin = _find(r'op_name="([^"]*)"', line.attributes)
+            here = origin if origin.startswith(source) else source
             if op in OPS:
                 groups = _groups(line.attributes, mesh)
                 for shape, dtype in _tensors(line, op, groups.shape[1]):

@@ -7,9 +7,9 @@
     compiled.memory_analysis(), collectives(compiled, mesh)
 
 The compiler is that of JAX's CUDA plugin, told what the GPU looks like; neither GPU nor driver is needed, and nothing
-can run. The plugin complains on stderr that it found no driver (`cuInit`): harmless. Nothing is autotuned without a
-device, so the memory analysis lacks the scratch of tuned kernels; as always, it also lacks the buffers of NCCL (1-2 GiB),
-the CUDA context (0.5-0.9 GiB) and fragmentation.
+can run. The plugin complains on stderr that it found no driver (`cuInit`): harmless. Without a device nothing is
+autotuned, so the memory analysis lacks the scratch of tuned kernels; as always, it also lacks the buffers of NCCL
+(1-2 GiB), the CUDA context (0.5-0.9 GiB) and fragmentation.
 """
 
 from __future__ import annotations

@@ -73,6 +73,8 @@ def build_train_step(
         # The scale and the mean go into the weights of the tokens, so that no fp16 cotangent is ever unscaled.
         weights = batch["loss_mask"] * (scale / jnp.maximum(tokens, 1))
         model = cast(state.params, DTYPES[config.train.precision])
+        # Pinned where the master weights lie, so that what ZeRO-1 gathers over `data` is the cast copy.
+        model = jax.lax.with_sharding_constraint(model, rules.shardings(model))
         loss, gradients = runner.loss_and_gradients(model, batch, weights, state.step)
         loss, gradients = loss / scale, jax.tree.map(lambda g: g / scale, gradients)
         gradients, norm = clip_by_global_norm(gradients, config.optim.clip_grad)

@@ -1,5 +1,7 @@
 """Collectives read from compiled programs whose traffic is known by construction."""
 
+from math import prod
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +34,7 @@ def program(call):
 
 
 def block(op, axes, shape=(4, 4), loop=(), conditional=False):
-    return (op, axes, int(np.prod(loop, dtype=int)), 4 * int(np.prod(shape)), shape, "f32", loop, conditional)
+    return (op, axes, prod(loop), 4 * prod(shape), shape, "f32", loop, conditional)
 
 
 def test_all_reduce_over_one_axis(mesh):
@@ -183,17 +185,15 @@ def test_every_spelling_names_the_same_axes(data):
     ways = data.draw(st.integers(0, len(sizes)))
     kept, grouped = order[:ways], order[ways:]
     names = [f"axis_{i}" for i in range(len(sizes))]
-    groups = (
-        np.arange(np.prod(sizes)).reshape(sizes).transpose(order).reshape(int(np.prod([sizes[i] for i in kept])), -1)
-    )
+    groups = np.arange(prod(sizes)).reshape(sizes).transpose(order).reshape(prod(sizes[i] for i in kept), -1)
     numbers = lambda items: ",".join(map(str, items))  # noqa: E731
-    named = ",".join(f"'{names[i]}'={sizes[i]}" for i in range(len(sizes)))
+    in_order = ",".join(f"'{names[i]}'={sizes[i]}" for i in range(len(sizes)))
     permuted = ",".join(f"'{names[i]}'={sizes[i]}" for i in order)
     inside = ",".join(f"'{names[i]}'" for i in grouped)
     spellings = [
         "{" + ",".join("{" + numbers(group) + "}" for group in groups) + "}",
         f"[{numbers(groups.shape)}]<=[{numbers(sizes)}]T({numbers(order)})",
-        f"mesh[{named}] {{{inside}}}",
+        f"mesh[{in_order}] {{{inside}}}",
         f"mesh[{permuted}], device_ids=([{numbers(sizes)}]T({numbers(order)})) {{{inside}}}",
         f"mesh[{permuted}], device_ids=({numbers(groups.ravel())}) {{{inside}}}",
     ]
@@ -230,7 +230,7 @@ def test_started_collectives(call, op, shapes, size):
     assert traffic.total_bytes() == size
 
 
-def test_wrapped_in_an_asynchronous_computation():
+def test_wrapped_in_an_asynchronous_computation_and_moved_into_a_loop():
     text = """HloModule m, is_scheduled=true
 
 %async (p: f32[8,4]) -> f32[1,4] {
@@ -243,7 +243,7 @@ def test_wrapped_in_an_asynchronous_computation():
 }
 
 %body (s: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
-  %start = ((f32[8,4]{1,0}), f32[1,4]{1,0}, u32[]) async-start(%x), calls=%async
+  %start = ((f32[8,4]{1,0}), f32[1,4]{1,0}, u32[]) async-start(%x), calls=%async, metadata={op_name="jit(f)/elsewhere"}
   %done = f32[1,4]{1,0} async-done(%start), calls=%async
   ROOT %t = (s32[], f32[8,4]{1,0}) tuple(%j, %y)
 }

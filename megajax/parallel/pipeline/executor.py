@@ -1,15 +1,17 @@
 """Interleaved 1F1B as three `lax.scan`s over ticks, inside the region that is manual over `pipe`.
 
 Every stage runs the same program. A forward tick calls `jax.vjp` on one chunk of layers and puts the leaves of the
-closure that it returns into a ring buffer; the backward tick of that slot traces the same call, swaps the stored leaves
-in and pulls the cotangent back. So exactly what the rematerialisation policy names is stored, and computed again is only
-what the policy says. Leaves that the backward tick has anyway (weights, rotary angles, dropout keys) are not stored.
+closure that it returns into a ring buffer; the backward tick of that slot traces the same call, swaps the stored
+leaves in and pulls the cotangent back. So exactly what the rematerialisation policy names is stored, and only what it
+does not name is computed again. Leaves that the backward tick has anyway (weights, rotary angles, dropout keys) are not
+stored.
 
 Slots outside the schedule compute on whatever is there, in time that is bubble anyway, and are masked; nothing branches
 by device. Embedding and loss are computed by all stages together, in ticks known from their number alone. Over `pipe` a
 steady tick sends [B, S, D] one place forward and one place back, and sums it once around an embedding or a loss.
 
-Shapes: P stages, v chunks, n layers of a chunk on a stage, M microbatches, B samples of one on this replica, S sequence.
+Shapes: P stages, v chunks, n layers of a chunk on a stage, M microbatches, B samples of one on this replica, S
+sequence, D embed.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Flow(NamedTuple):
     block_sums: Leaves
     """[v, n, ...] fp32 each: gradient sums of this stage's layers."""
     other_sums: Leaves
-    """fp32: gradient sums of all that is outside the blocks, the same on every stage (but for their vocabulary rows)."""
+    """fp32: gradient sums of what is outside the blocks; every stage has all of it but for its vocabulary rows."""
     loss: jax.Array
     """Loss sum, the same on every stage."""
 
@@ -124,7 +126,8 @@ class Executor:
     def _forward(self, t: jax.Array, flow: Flow) -> Flow:
         slot = self.schedule.forward(t, self.stage)
         call = self._call(slot.chunk, slot.microbatch, self._input(t, flow))
-        ring = [jax.lax.dynamic_update_index_in_dim(r, a, slot.ring_slot, 0) for r, a in zip(flow.ring, call.saved)]
+        put = jax.lax.dynamic_update_index_in_dim
+        ring = [put(r, leaf, slot.ring_slot, 0) for r, leaf in zip(flow.ring, call.saved, strict=True)]
         return flow._replace(activation=call.output, ring=ring)
 
     def _advance(self, t: jax.Array, flow: Flow) -> Flow:
@@ -193,7 +196,7 @@ class Executor:
     def _embed(self, microbatch: jax.Array | int, others: Leaves | None = None) -> jax.Array:
         return self.parts.model(others or self.parts.others).embed(*self._microbatch(microbatch))
 
-    def _head_loss(self, others: Leaves, x: jax.Array, microbatch: jax.Array) -> jax.Array:
+    def _head_loss(self, others: Leaves, x: jax.Array, microbatch: jax.Array | int) -> jax.Array:
         batch, context = self._microbatch(microbatch)
         weights = jax.lax.dynamic_index_in_dim(self.weights, microbatch, keepdims=False)
         return self.parts.model(others).head_loss(x, batch["labels"], weights, context.layout)
@@ -206,7 +209,7 @@ class Executor:
         """Run one chunk of this stage on one microbatch, ready to be differentiated."""
         blocks, (_, context) = self.parts.chunk(chunk), self._microbatch(microbatch)
         run = partial(run_blocks, context=context, remat=self.remat, first_layer=self._first_layer(chunk))
-        output, pull = jax.vjp(lambda blocks, x: run(blocks, x), blocks, x)
+        output, pull = jax.vjp(run, blocks, x)
         return Call(output, pull, known=jax.tree.leaves((blocks, context.segment_ids, context.angles, context.keys)))
 
     def _first_layer(self, chunk: jax.Array | int) -> jax.Array | int:
