@@ -59,7 +59,6 @@ class TrainedModel(NamedTuple):
 def main(argv: list[str]) -> None:
     """Continuations go to stdout, everything said about them to stderr."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
-    logging.getLogger("absl").setLevel(logging.WARNING)
     args = _parser().parse_args(argv)
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
     for result in generate_text(

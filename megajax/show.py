@@ -104,18 +104,18 @@ def _shard_bytes(leaf: Any, sharding: NamedSharding) -> int:
 
 
 def _with_vocabulary(config: Config) -> Config:
-    """Give the model the vocabulary of its tokenizer, be it one that the run has yet to train."""
-    model, tokenizer = config.model, config.tokenizer
-    if model.vocab_size is not None:
-        return config
-    if tokenizer.type == "sentencepiece" and tokenizer.model is None:
+    """Give the model its tokenizer's vocabulary, be the tokenizer yet to be trained, padded as in training."""
+    model, tokenizer, parallel = config.model, config.tokenizer, config.parallel
+    size = model.vocab_size
+    if size is None and tokenizer.type == "sentencepiece" and tokenizer.model is None:
         size = tokenizer.vocab_size
-    else:
+    elif size is None:
         try:
             size = build_tokenizer(tokenizer).vocab_size
         except ConfigError as error:
             raise ConfigError(f"model.vocab_size is not known: set it, or give a tokenizer ({error})") from error
-    return replace(config, model=replace(model, vocab_size=size))
+    multiple = math.lcm(model.vocab_multiple, parallel.pipe * parallel.tensor)
+    return replace(config, model=replace(model, vocab_size=size, vocab_multiple=multiple))
 
 
 def print_sharding(sharding: Sharding) -> None:

@@ -25,6 +25,7 @@ from megajax.parallel.mesh import build_mesh, simulate_devices
 from megajax.parallel.rules import Rules
 from megajax.training.announce import announce, throughput_of
 from megajax.training.batch_size import BatchSizeRamp
+from megajax.training.canonical import CanonicalForm
 from megajax.training.evaluate import Evaluator
 from megajax.training.feed import Feed
 from megajax.training.health import check_step
@@ -97,10 +98,12 @@ class Trainer:
         self.evaluator = Evaluator(build_eval_step(config, rules, kernel.name), self.feed, config, self.tokenizer)
 
         # State: restored straight into its shards, or drawn in them.
+        self.canonical = CanonicalForm(abstract_state, shardings, rules, config.parallel.chunks)
         if checkpoints.latest is None:
             self.state, self.step, self.consumed = init(jax.random.key(config.train.seed)), 0, 0
         else:
-            self.state, record = checkpoints.restore(abstract_state, shardings)
+            restored, record = checkpoints.restore(self.canonical.abstract, self.canonical.shardings)
+            self.state = self.canonical.back(restored)
             check_tokenizer(self.tokenizer, record, run)
             self.step, self.consumed = record["step"], record["consumed_samples"]
 
@@ -134,7 +137,7 @@ class Trainer:
         if stop.requested:
             print(f"{stop.requested}: step {self.step} of {self.steps} is saved; the same command resumes")
         else:
-            print_sample(self.config, self.state.params, self.tokenizer)
+            print_sample(self.config, self.canonical.of(self.state).params, self.tokenizer)
             print(f"finished {self.steps} steps: config, checkpoints and metrics are in {self.run.path}")
         return Result(self.run.path, self.step, self.validation)
 
@@ -155,7 +158,7 @@ class Trainer:
         self._check(self.reporter.flush())
         record = {"step": self.step, "consumed_samples": self.consumed, "tokenizer": self.tokenizer.identity}
         with self.reporter.paused():
-            self.checkpoints.save(self.step, self.state, record)
+            self.checkpoints.save(self.step, self.canonical.of(self.state), record)
 
     def _batches(self) -> Loader:
         dataset = self.datasets["train"]

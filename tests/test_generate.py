@@ -25,12 +25,11 @@ GREEDY = Sampling(temperature=0)
 @pytest.fixture(autouse=True)
 def loggers_stay_as_they_are() -> Iterator[None]:
     """The command line sets up the root logger of its process, which here is that of all tests."""
-    root, absl = logging.getLogger(), logging.getLogger("absl")
-    before = root.handlers[:], root.level, absl.level
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
     yield
-    root.handlers[:] = before[0]
-    root.setLevel(before[1])
-    absl.setLevel(before[2])
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ writes into a temporary directory and renames it last, so a killed save is no ch
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -18,7 +19,7 @@ import orbax.checkpoint as ocp
 from megajax.checkpoint.quiet import quiet_orbax
 from megajax.config.base import ConfigError
 from megajax.config.train import CheckpointConfig
-from megajax.models.parameters import annotate, named_leaves
+from megajax.models.parameters import annotate, logical_axes, named_leaves
 
 S = TypeVar("S")
 FORMAT_VERSION = 1
@@ -113,12 +114,16 @@ class Checkpoints:
                 f"reads {FORMAT_VERSION}: use the version that wrote it"
             )
         prefix = f"{part}." if part else ""
+        # Rows past the vocabulary depend on the layout and are zero: read as many as this layout has.
+        tables = {prefix + name for name, leaf in named_leaves(like) if "vocab" in logical_axes(leaf)}
         wanted = {
             prefix + name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
             for (name, leaf), sharding in zip(named_leaves(like), jax.tree.leaves(shardings), strict=True)
         }
-        self._check_arrays(step, wanted, prefix)
+        self._check_arrays(step, wanted, prefix, tables)
         arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
+        for name in tables:
+            arguments[name] = replace(arguments[name], strict=False)
         state = ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=bool(part))
         arrays = self._manager.restore(step, args=ocp.args.Composite(state=state))["state"]
         return Restored(annotate(like, lambda name, _: arrays[prefix + name]), record)
@@ -142,7 +147,7 @@ class Checkpoints:
         finally:
             self._manager.close()
 
-    def _check_arrays(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str) -> None:
+    def _check_arrays(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str, tables: set[str]) -> None:
         metadata = self._manager.item_metadata(step)["state"]
         saved = {name: array for name, array in metadata.items() if name.startswith(prefix)}
         path = self.directory / str(step)
@@ -153,8 +158,9 @@ class Checkpoints:
                 f"{path} holds {name}, which this model lacks: it was saved from another model or version"
             )
         for name, leaf in wanted.items():
-            if tuple(saved[name].shape) != leaf.shape:
-                raise ConfigError(f"{path}: {name} is {tuple(saved[name].shape)} there and {leaf.shape} in this model")
+            there, rows = tuple(saved[name].shape), 1 if name in tables else 0
+            if there[rows:] != leaf.shape[rows:]:
+                raise ConfigError(f"{path}: {name} is {there} there and {leaf.shape} in this model")
 
 
 class _SavingErrors:

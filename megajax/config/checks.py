@@ -57,8 +57,11 @@ def check_batch(config: Config, data_size: int) -> None:
     if train.rampup:
         sizes |= {"train.rampup start": train.rampup[0], "train.rampup increment": train.rampup[1]}
     for name, size in sizes.items():
-        near = " or ".join(str(n) for n in (size // unit * unit, -(-size // unit) * unit) if n)
-        _require_multiple(name, size, divisor, unit, f"use {near}, or other sizes")
+        _require_multiple(name, size, divisor, unit, f"use {_nearest_multiples(size, unit)}, or other sizes")
+        if config.parallel.chunks > 1:
+            stages = config.parallel.pipe
+            remedy = "interleaved pipelines take microbatches in groups of one per stage: change the batch sizes"
+            _require_multiple(f"microbatches ({name} / {unit})", size // unit, "parallel.pipe", stages, remedy)
 
 
 def resolve_mesh(parallel: ParallelConfig, num_devices: int) -> dict[str, int]:
@@ -80,6 +83,10 @@ def resolve_mesh(parallel: ParallelConfig, num_devices: int) -> dict[str, int]:
 
 
 _MESH_REMEDY = "change the parallel.* sizes, or the devices (parallel.simulate_devices=N needs no GPU)"
+
+
+def _nearest_multiples(value: int, divisor: int) -> str:
+    return " or ".join(str(n) for n in (value // divisor * divisor, -(-value // divisor) * divisor) if n)
 
 
 def _product(sizes: dict[str, int]) -> str:
@@ -106,6 +113,12 @@ def _check_heads(model: ModelConfig) -> None:
 
 
 def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
+    stages, chunks = parallel.pipe, parallel.chunks
+    if chunks > 1 and stages == 1:
+        raise ConfigError(f"parallel.chunks={chunks} interleaves pipeline stages: set parallel.pipe, or leave it at 1")
+    divisor = f"parallel.pipe {stages} x parallel.chunks {chunks} ="
+    near = _nearest_multiples(model.num_layers, stages * chunks)
+    _require_multiple("model.num_layers", model.num_layers, divisor, stages * chunks, f"use {near} layers")
     for axis in ("expert", "context"):
         if getattr(parallel, axis) > 1:
             raise ConfigError(f"parallel.{axis}={getattr(parallel, axis)} is not available yet: leave it at 1")
@@ -119,9 +132,6 @@ def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
         _require_multiple("model.max_positions", model.max_positions, "parallel.tensor", tensor, remedy)
     cut = "weights at rest are cut along it: choose a parallel.fsdp that divides it"
     _require_multiple("model.hidden_size", model.hidden_size, "parallel.fsdp", parallel.fsdp, cut)
-    if model.vocab_size is not None:
-        remedy = f"set model.vocab_multiple to a multiple of {tensor}"
-        _require_multiple("the padded vocabulary", model.padded_vocab_size, "parallel.tensor", tensor, remedy)
 
 
 def _check_sequence(config: Config) -> None:

@@ -30,7 +30,7 @@ class ModelConfig:
     vocab_size: PositiveInt | None = None
     """Vocabulary that counts; unset = the tokenizer's. Padding rows are added after it, never counted."""
     vocab_multiple: PositiveInt = 128
-    """Rows of the embedding table are padded to a multiple of this, whatever the layout."""
+    """Rows of the embedding table are padded to a multiple of this, and of pipe x tensor."""
     positions: Literal["learned", "rope", "none"] = "learned"
     """How a token knows its place: a learned table, rotary embedding, or not at all."""
     rope_base: PositiveFloat = 10_000.0
@@ -84,7 +84,7 @@ class ModelConfig:
 
     @property
     def padded_vocab_size(self) -> NonNegativeInt:
-        """V, rows of the embedding table. Depends on the tokenizer alone, never on the layout."""
+        """V, rows of the embedding table; those past `vocab_size` take part in nothing."""
         if self.vocab_size is None:
             raise ConfigError("model.vocab_size is not known yet: set it or give a tokenizer")
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple

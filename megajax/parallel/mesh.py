@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -32,6 +33,17 @@ def simulate_devices(count: int) -> None:
             f"parallel.simulate_devices={count}: JAX already runs on {jax.device_count()} {jax.default_backend()} "
             "device(s) in this process: set it before the first JAX computation (restart the notebook kernel)"
         ) from error
+
+
+def compile_fast() -> None:
+    """Make this process compile in a fifth of the time, to code that is slow: the same maths, for studying small models.
+
+    Call before anything asks JAX for a device; processes that this one starts inherit it.
+    """
+    flags = ["--xla_backend_optimization_level=0"]
+    if jax.__version_info__ < (0, 12):  # later versions refuse the flag
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 
 
 def build_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:

@@ -19,7 +19,7 @@ from megajax.config.load import dump_config, flat_values, load_config
 
 FREE = (
     "output_dir", "parallel", "log", "evaluation", "checkpoint",
-    "train.steps", "train.samples", "train.micro_batch_size", "train.remat", "train.attention",
+    "model.vocab_multiple", "train.steps", "train.samples", "train.micro_batch_size", "train.remat", "train.attention",
     "data.prefetch", "data.cache_dir",
 )  # fmt: skip
 """Keys and sections that may differ when a run is resumed: layout, reporting, saving, and how long it runs."""

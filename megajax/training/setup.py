@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,9 @@ def prepare(config: Config, run: RunDirectory) -> tuple[Config, Tokenizer]:
         raise ConfigError(
             f"model.vocab_size is {wanted} but the tokenizer has {tokenizer.vocab_size} ids: unset it, or raise it"
         )
-    model = replace(config.model, vocab_size=wanted or tokenizer.vocab_size)
+    # Every stage and tensor shard takes the same number of rows; padding rows change neither loss nor checkpoint.
+    multiple = math.lcm(config.model.vocab_multiple, config.parallel.pipe * config.parallel.tensor)
+    model = replace(config.model, vocab_size=wanted or tokenizer.vocab_size, vocab_multiple=multiple)
     config = replace(config, data=data, tokenizer=tokenizer_config, model=model)
     check_config(config)
     return config, tokenizer

@@ -116,8 +116,8 @@ def build_eval_step(
         model = cast(params, DTYPES[config.train.precision])
         return runner.loss(model, batch, batch["loss_mask"]), batch["loss_mask"].sum()
 
-    abstract = jax.eval_shape(lambda key: Gpt(key, config.model), jax.random.key(0))
-    return jax.jit(evaluate, in_shardings=(rules.shardings(abstract), batch_shardings(rules, config.data)))
+    _, _, shardings = build_init(config, rules)
+    return jax.jit(evaluate, in_shardings=(shardings.params, batch_shardings(rules, config.data)))
 
 
 def _compile(step: Any, config: Config, rules: Rules, donate: bool) -> Any:

@@ -1,0 +1,203 @@
+"""One program, every layout, shown by running it: train a few steps on simulated devices and compare with one device.
+
+    config, _ = comparable(load_config("verify/gpt_tiny.yaml").config, devices=8)
+    reference = train_layout(one_device(config), steps=5)
+    for layout in alternate_remat(legal_layouts(config, devices=8)):
+        print(layout_name(layout), compare(train_layout(layout, steps=5), reference))
+
+Samples are random documents, cut to unequal lengths so that no two microbatches need have as many trainable tokens.
+
+Shapes: G global batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from math import lcm, prod
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from megajax.config import Config, ParallelConfig
+from megajax.config.parallel import AXES
+from megajax.data.batch import Batch, make_batch
+from megajax.models.parameters import join_layers, named_leaves
+from megajax.parallel.mesh import build_mesh
+from megajax.parallel.rules import Rules
+from megajax.planning.collectives import Traffic, collectives
+from megajax.training.feed import Feed
+from megajax.training.schedule import Schedule
+from megajax.training.step import batch_shardings, build_init, build_train_step
+
+REMAT: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
+GRADIENT_TOLERANCE = 1e-5
+"""Of a tensor's largest entry: sums in another order, nothing else."""
+LOSS_TOLERANCE = 5e-6
+"""Relative, at every step."""
+YARDSTICK = (
+    f"initial parameters bit-equal; first-step gradients within {GRADIENT_TOLERANCE:g} of each tensor's largest entry; "
+    f"losses within {LOSS_TOLERANCE:g} relative"
+)
+EOD, DOCUMENT = 0, 16
+"""End-of-document id, and mean length of a random document."""
+VOCABULARY = 256
+"""Ids of a model that leaves its vocabulary to a tokenizer."""
+
+
+def comparable(config: Config, devices: int) -> tuple[Config, list[str]]:
+    """The configuration made fit for a comparison up to rounding, and what had to change for it.
+
+    The vocabulary is padded as much as any layout of `devices` devices asks for, so that all have the same tensors.
+    """
+    model, train = config.model, config.train
+    changes = []
+    if train.precision != "fp32":
+        changes.append(f"train.precision {train.precision} -> fp32, in which layouts differ by rounding alone")
+    if train.attention == "cudnn":
+        changes.append("train.attention cudnn -> xla, which runs everywhere")
+    if model.vocab_size is None:
+        changes.append(f"model.vocab_size unset -> {VOCABULARY}, as no tokenizer is read")
+    multiple = lcm(model.vocab_multiple, devices)
+    model = replace(model, vocab_size=model.vocab_size or VOCABULARY, vocab_multiple=multiple)
+    return replace(config, model=model, train=replace(train, precision="fp32", attention="xla")), changes
+
+
+def one_device(config: Config) -> Config:
+    """The reference: one device, the whole global batch at once."""
+    train = replace(config.train, micro_batch_size=config.train.global_batch_size)
+    return replace(config, parallel=ParallelConfig(data=1), train=train)
+
+
+def alternate_remat(layouts: Sequence[Config]) -> list[Config]:
+    """The layouts with the configured rematerialisation and each of the three policies in turn."""
+    policies = cycle(dict.fromkeys(policy for layout in layouts[:1] for policy in (layout.train.remat, *REMAT)))
+    return [
+        replace(layout, train=replace(layout.train, remat=policy))
+        for layout, policy in zip(layouts, policies, strict=False)
+    ]
+
+
+class Compiled(NamedTuple):
+    """What runs a layout."""
+
+    state: Any
+    """Initial state."""
+    step: Any
+    """Jitted train step, (state, batch) -> (state, metrics)."""
+    feed: Feed
+    rules: Rules
+
+
+def compile_layout(config: Config) -> Compiled:
+    """Build a layout on the first devices that there are; all of its sizes are numbers."""
+    parallel, train = config.parallel, config.train
+    sizes = {axis: getattr(parallel, axis) for axis in AXES}
+    mesh = build_mesh(sizes, jax.devices()[: prod(sizes.values())])
+    rules = Rules(mesh, parallel.sequence_parallel, parallel.zero)
+    samples = train.samples or (train.steps or 1) * train.global_batch_size
+    schedule = Schedule.from_config(config.optim, samples, train.global_batch_size)
+    init, _, _ = build_init(config, rules)
+    step = build_train_step(config, rules, schedule, "xla")
+    feed = Feed(rules, train.micro_batch_size, batch_shardings(rules, config.data))
+    return Compiled(init(jax.random.key(train.seed)), step, feed, rules)
+
+
+@dataclass
+class Outcome:
+    """What a layout computed, on the host by name, and what it sent."""
+
+    initial: dict[str, np.ndarray]
+    """The state before the first step."""
+    traffic: Traffic
+    """Collectives of one step."""
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    """Of the gradients, before clipping."""
+    first: dict[str, np.ndarray] = field(default_factory=dict)
+    """The state after one step."""
+    final: dict[str, np.ndarray] = field(default_factory=dict)
+    """The state after all steps."""
+
+    @property
+    def first_gradients(self) -> dict[str, np.ndarray]:
+        """The momentum that every optimizer keeps: after one step it is the gradient times a constant."""
+        return {name: value for name, value in self.first.items() if ".mu." in name or ".trace." in name}
+
+
+def train_layout(config: Config, steps: int) -> Outcome:
+    """Train `steps` steps from the initial weights."""
+    state, step, feed, rules = compile_layout(config)
+    place = lambda number: feed.place(random_batch(config, number), config.train.global_batch_size)  # noqa: E731
+    run = step.lower(state, place(0)).compile()
+    outcome = Outcome(gathered(state), collectives(run, rules.mesh))
+    for number in range(steps):
+        state, metrics = run(state, place(number))
+        outcome.losses.append(float(metrics["lm loss"]))
+        outcome.norms.append(float(metrics["grad-norm"]))
+        if number == 0:
+            outcome.first = gathered(state)
+    outcome.final = gathered(state)
+    return outcome
+
+
+def random_samples(step: int, count: int, sequence: int, vocabulary: int) -> list[np.ndarray]:
+    """`count` samples [S + 1] of a step, the same under every layout."""
+    rng = np.random.default_rng(step)
+    tokens = rng.integers(0, vocabulary, (count, sequence + 1))
+    return list(np.where(rng.random(tokens.shape) < 1 / DOCUMENT, EOD, tokens).astype(np.int32))
+
+
+def random_batch(config: Config, step: int) -> Batch:
+    """The global batch of a step: samples of S / 2 to S + 1 tokens."""
+    G, S = config.train.global_batch_size, config.data.seq_length
+    assert config.model.vocab_size is not None
+    lengths = np.random.default_rng(step).integers(S // 2, S + 2, G)
+    samples = random_samples(step, G, S, config.model.vocab_size)
+    samples = [sample[:length] for sample, length in zip(samples, lengths, strict=True)]
+    return make_batch(samples, step * G + np.arange(G), config.data, EOD)
+
+
+def gathered(tree: Any) -> dict[str, np.ndarray]:
+    """Every array of a state by name, on the host, layers stacked as in a checkpoint."""
+    return {name: np.asarray(leaf[...]) for name, leaf in named_leaves(join_layers(jax.device_get(tree)))}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a layout is from the reference; nan is far."""
+
+    initial: float
+    """Largest difference of any tensor of the initial state, relative to that tensor's largest entry."""
+    gradients: float
+    """The same of the first step's gradients."""
+    losses: float
+    """Largest relative difference of the loss at any step."""
+    departures: tuple[str, ...]
+    """What is outside the yardstick, tensors in the order of the model."""
+
+
+def compare(outcome: Outcome, reference: Outcome) -> Difference:
+    """Hold a layout against the reference."""
+    initial = differences(outcome.initial, reference.initial)
+    gradients = differences(outcome.first_gradients, reference.first_gradients)
+    losses = {str(step): abs(a / b - 1) for step, (a, b) in enumerate(zip(outcome.losses, reference.losses), 1)}
+    departures = [
+        f"{what} {name.rpartition('.mu.')[2].rpartition('.trace.')[2].removeprefix('params.')}"
+        for what, tolerance, far in (
+            ("initial", 0.0, initial),
+            ("gradient of", GRADIENT_TOLERANCE, gradients),
+            ("loss of step", LOSS_TOLERANCE, losses),
+        )
+        for name, difference in far.items()
+        if not difference <= tolerance
+    ]
+    worst = [float(np.max(list(far.values()))) for far in (initial, gradients, losses)]
+    return Difference(*worst, tuple(departures))
+
+
+def differences(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> dict[str, float]:
+    """Largest difference of every tensor of `b`, relative to that tensor's largest entry."""
+    return {name: float(np.abs(a[name] - b[name]).max() / max(np.abs(b[name]).max(), 1e-30)) for name in b}

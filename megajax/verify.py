@@ -1,0 +1,102 @@
+"""`python -m megajax.verify CONFIG [key=value ...] --devices 8`: does every parallel layout compute the same?
+
+Trains a few steps from the same weights on the same random samples under every layout that this many devices allow, on
+simulated CPU devices, and holds initial weights, first gradients and losses against those of one device. What each
+layout sends in a step is printed beside. Model, optimizer, dropout, batch size and seed are the configuration's; its
+`parallel` section is what is being varied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+from megajax.config import Config, ConfigError
+from megajax.config.cli import entry_point, parse_command_line
+from megajax.parallel.mesh import compile_fast, simulate_devices
+from megajax.planning.collectives import Traffic
+from megajax.planning.layouts import layout_name, legal_layouts
+from megajax.training.equivalence import (
+    YARDSTICK, alternate_remat, comparable, compare, one_device, train_layout,
+)  # fmt: skip
+
+SHORT = {
+    "all-gather": "ag",
+    "all-reduce": "ar",
+    "reduce-scatter": "rs",
+    "collective-permute": "cp",
+    "all-to-all": "a2a",
+}
+
+
+@entry_point
+def main(argv: list[str]) -> int:
+    """The command line; 1 if a layout is outside the yardstick."""
+
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--devices", type=int, default=8, metavar="N", help="simulated CPU devices (default: 8)")
+        parser.add_argument("--steps", type=int, default=5, metavar="N", help="training steps (default: 5)")
+        parser.add_argument("--layouts", default="", metavar="WORDS", help="only those with all these words in the name")
+        parser.add_argument("--most", type=int, metavar="N", help="at most so many layouts, spread over all")
+
+    title = "Compare every parallel layout with one device."
+    loaded, options = parse_command_line("python -m megajax.verify", title, argv, add_options)
+    for name in ("devices", "steps", "most"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ConfigError(f"--{name} is {value}: expected 1 or more")
+    config, changes = comparable(loaded.config, options.devices)
+    print(*(f"notice: {change}" for change in changes), sep="\n", end="\n" * bool(changes))
+    layouts = choose_layouts(config, options.devices, options.layouts, options.most)
+    compile_fast()
+    simulate_devices(options.devices)
+    return verify(config, layouts, options.steps)
+
+
+def choose_layouts(config: Config, devices: int, words: str = "", most: int | None = None) -> list[Config]:
+    """The legal layouts with all `words` in their name, or `most` of them at even distances.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    legal = alternate_remat(legal_layouts(config, devices))
+    layouts = [layout for layout in legal if all(word in layout_name(layout) for word in words.split())]
+    if not layouts:
+        examples = f"such as {layout_name(legal[0])!r}" if legal else "change the batch size or the model"
+        raise ConfigError(f"no layout with {words!r} of {devices} devices among {len(legal)}: {examples}")
+    most = min(most or len(layouts), len(layouts))
+    return [layouts[i * len(layouts) // most] for i in range(most)]
+
+
+def verify(config: Config, layouts: Sequence[Config], steps: int) -> int:
+    """Print a row for every layout as soon as it is known; how many are outside the yardstick, at most 1."""
+    reference = train_layout(one_device(config), steps)
+    width = max(len(layout_name(layout)) for layout in layouts)
+    losses = f"losses {reference.losses[0]:.4f} to {reference.losses[-1]:.4f}"
+    print(f"{len(layouts)} layouts, {steps} steps each, against one device without accumulation ({losses})")
+    print(f"yardstick: {YARDSTICK}\n")
+    print(f"{'layout':<{width}}  initial  gradient  loss     first departure, collectives by axis", flush=True)
+    departed = 0
+    for layout in layouts:
+        outcome = train_layout(layout, steps)
+        far = compare(outcome, reference)
+        departed += bool(far.departures)
+        first, *more = far.departures or ["none"]
+        numbers = f"{far.initial:<7.1g}  {far.gradients:<8.1e}  {far.losses:<7.1e}"
+        print(f"{layout_name(layout):<{width}}  {numbers}  {first}{f' (+{len(more)})' if more else ''}", end="  ")
+        print(describe(outcome.traffic), flush=True)
+    print(f"\n{departed} of {len(layouts)} layouts depart from one device" if departed else "\nall layouts agree")
+    return int(departed > 0)
+
+
+def describe(traffic: Traffic) -> str:
+    """`tensor: 14 ag 8 rs; data: 9 ar`: executions in a step by mesh axes."""
+    counts: dict[str, Counter[str]] = {}
+    for record in traffic:
+        counts.setdefault("+".join(record.axes), Counter())[SHORT[record.op]] += record.count
+    return "; ".join(f"{axes}: {' '.join(f'{n} {op}' for op, n in ops.items())}" for axes, ops in counts.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
