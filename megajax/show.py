@@ -19,7 +19,7 @@ from rich.table import Table
 
 from megajax.config import Config, ConfigError, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
-from megajax.config.parallel import AXES
+from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.data.tokenizers import build_tokenizer
 from megajax.models.parameters import logical_axes, named_leaves
 from megajax.models.sizes import parameter_count
@@ -78,7 +78,7 @@ def sharding_of(config: Config, devices: int | None = None) -> Sharding:
         raise ConfigError(f"--devices is {devices}: expected 1 or more")
     sizes = resolve_mesh(parallel, devices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-    rules = Rules(mesh, parallel.sequence_parallel)  # type: ignore[arg-type]  # needs the names and sizes only
+    rules = Rules(mesh, parallel.sequence_parallel, parallel.zero)
     config = _with_vocabulary(config)
     state = jax.eval_shape(lambda: init_state(jax.random.key(0), config, optimizer_for(config)))
     shardings: TrainState = rules.shardings(state)
@@ -114,8 +114,7 @@ def _with_vocabulary(config: Config) -> Config:
             size = build_tokenizer(tokenizer).vocab_size
         except ConfigError as error:
             raise ConfigError(f"model.vocab_size is not known: set it, or give a tokenizer ({error})") from error
-    multiple = math.lcm(model.vocab_multiple, parallel.pipe * parallel.tensor)
-    return replace(config, model=replace(model, vocab_size=size, vocab_multiple=multiple))
+    return replace(config, model=fit_vocabulary(replace(model, vocab_size=size), parallel))
 
 
 def print_sharding(sharding: Sharding) -> None:

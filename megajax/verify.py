@@ -19,7 +19,12 @@ from megajax.parallel.mesh import compile_fast, simulate_devices
 from megajax.planning.collectives import Traffic
 from megajax.planning.layouts import layout_name, legal_layouts
 from megajax.training.equivalence import (
-    YARDSTICK, alternate_remat, comparable, compare, one_device, train_layout,
+    YARDSTICK,
+    alternate_remat,
+    comparable,
+    compare,
+    one_device,
+    train_layout,
 )  # fmt: skip
 
 SHORT = {
@@ -38,7 +43,9 @@ def main(argv: list[str]) -> int:
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--devices", type=int, default=8, metavar="N", help="simulated CPU devices (default: 8)")
         parser.add_argument("--steps", type=int, default=5, metavar="N", help="training steps (default: 5)")
-        parser.add_argument("--layouts", default="", metavar="WORDS", help="only those with all these words in the name")
+        parser.add_argument(
+            "--layouts", default="", metavar="WORDS", help="only those with all these words in the name"
+        )
         parser.add_argument("--most", type=int, metavar="N", help="at most so many layouts, spread over all")
 
     title = "Compare every parallel layout with one device."

@@ -119,9 +119,8 @@ def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
     divisor = f"parallel.pipe {stages} x parallel.chunks {chunks} ="
     near = _nearest_multiples(model.num_layers, stages * chunks)
     _require_multiple("model.num_layers", model.num_layers, divisor, stages * chunks, f"use {near} layers")
-    for axis in ("expert", "context"):
-        if getattr(parallel, axis) > 1:
-            raise ConfigError(f"parallel.{axis}={getattr(parallel, axis)} is not available yet: leave it at 1")
+    if parallel.expert > 1:
+        raise ConfigError(f"parallel.expert={parallel.expert} is not available yet: leave it at 1")
     tensor = parallel.tensor
     remedy = "choose a parallel.tensor that divides it"
     copies = "key/value heads are split over tensor, never copied: choose a parallel.tensor that divides them"
@@ -142,6 +141,10 @@ def _check_sequence(config: Config) -> None:
     divisor = f"context {parallel.context} x tensor {tensor} ="
     remedy = "change data.seq_length, or set parallel.sequence_parallel=false"
     _require_multiple("data.seq_length", s, divisor, parallel.context * tensor, remedy)
+    if parallel.context > 1:
+        divisor = f"2 x context {parallel.context} ="
+        remedy = "every context shard holds two pieces: change data.seq_length or parallel.context"
+        _require_multiple("data.seq_length", s, divisor, 2 * parallel.context, remedy)
 
 
 def _check_batch_sizes(train: TrainConfig) -> None:

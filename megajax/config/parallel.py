@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from megajax.config.base import component
+from megajax.config.model import ModelConfig
 
 AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
 """Mesh axes, slowest to fastest: the first six fields of ParallelConfig."""
+
+
+def fit_vocabulary(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:
+    """Pad the vocabulary so that every stage and tensor shard holds the same number of rows.
+
+    Padding rows take part in nothing: loss, gradients and checkpoints do not depend on their number.
+    """
+    return replace(model, vocab_multiple=math.lcm(model.vocab_multiple, parallel.pipe * parallel.tensor))
 
 
 @component

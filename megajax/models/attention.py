@@ -71,7 +71,7 @@ class Attention(nnx.Module):
 
         def drop(probabilities: jax.Array) -> jax.Array:
             axes = ("batch", "kv_heads", None, "sequence", None)
-            return dropout(probabilities, self.dropout_rate, context.keys, "attention", layout, axes)
+            return dropout(probabilities, self.dropout_rate, context.keys, "attention", layout, axes, tokens=3)
 
         heads = layout.attention(q, k, v, context.segment_ids, drop if self.dropout_rate else None)
         heads = checkpoint_name(heads, "attention_out")

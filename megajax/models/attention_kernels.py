@@ -9,13 +9,29 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
-def visible(q_positions: jax.Array, k_positions: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
-    """Which key a query may look at, [B or 1, S, T]: none after it, none of another document."""
-    mask = (q_positions[:, None] >= k_positions[None, :])[None]
-    if segment_ids is not None:
-        mask = mask & (segment_ids[:, :, None] == segment_ids[:, None, :])
+def visible(
+    q_places: np.ndarray | jax.Array,
+    k_places: np.ndarray | jax.Array,
+    q_segments: jax.Array | None,
+    k_segments: jax.Array | None,
+) -> jax.Array:
+    """Which key a query may look at: none after it, none of another document.
+
+    Args:
+        q_places: [S] place of each query in its sequence.
+        k_places: [T] place of each key.
+        q_segments: [B, S] document numbers, or None for one document.
+        k_segments: [B, T].
+
+    Returns:
+        [B or 1, S, T] bool.
+    """
+    mask = jnp.asarray(q_places[:, None] >= k_places[None, :])[None]
+    if q_segments is not None and k_segments is not None:
+        mask = mask & (q_segments[:, :, None] == k_segments[:, None, :])
     return mask
 
 
@@ -23,9 +39,7 @@ def xla_attention(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    *,
-    segment_ids: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    mask: jax.Array,
     drop: Callable[[jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
     """softmax(Q K^T / sqrt(H)) V with scores and softmax in fp32 (1706.03762, eq. 1).
@@ -34,19 +48,16 @@ def xla_attention(
         q: [B, S, N, H]; query head n uses key/value head n // G.
         k: [B, T, K, H].
         v: [B, T, K, H].
-        segment_ids: [B, S] document numbers; queries see keys of their own document only.
-        mask: [B or 1, S, T] which keys are visible; default is causal.
+        mask: [B or 1, S, T] which keys are visible.
         drop: dropout, applied to the probabilities [B, K, G, S, T] (fp32).
 
     Returns:
         [B, S, N, H] in q's dtype.
     """
     batch, queries, heads, head_dim = q.shape
-    keys, kv_heads = k.shape[1:3]
+    kv_heads = k.shape[2]
     q = q.reshape(batch, queries, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
-    if mask is None:
-        mask = visible(jnp.arange(queries), jnp.arange(keys), segment_ids)
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
     probabilities = jax.nn.softmax(scores, axis=-1)
     if drop is not None:

@@ -63,7 +63,7 @@ def extend(model: Gpt, cache: Cache, tokens: jax.Array, start: jax.Array) -> tup
             nonlocal keys, values
             q, k, v = block.attention.project(x, context)
             keys, values = _write(keys, k, start), _write(values, v, start)
-            return block.attention.output(xla_attention(q, keys, values, mask=visible), context)
+            return block.attention.output(xla_attention(q, keys, values, visible), context)
 
         x = block.residual(x, context, attend)
         return x, (keys, values)

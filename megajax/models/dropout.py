@@ -1,7 +1,7 @@
 """Dropout whose masks do not depend on the layout.
 
-The mask of a sample is a function of (seed, step, global sample number, layer, site) and of the position in the array:
-whichever device holds the sample, or a slice of it, draws the same bits. Sites are numbered below.
+The mask of a token is a function of (seed, step, global sample number, layer, site, place in the sequence): whichever
+device holds the token, in whatever order, draws the same bits. Sites are numbered below.
 
 Shapes: B batch.
 """
@@ -31,21 +31,31 @@ def layer_keys(keys: jax.Array, layer: jax.Array | int) -> jax.Array:
 
 
 def dropout(
-    x: jax.Array, rate: float, keys: jax.Array | None, site: Site, layout: Layout, axes: tuple[str | None, ...]
+    x: jax.Array,
+    rate: float,
+    keys: jax.Array | None,
+    site: Site,
+    layout: Layout,
+    axes: tuple[str | None, ...],
+    tokens: int = 1,
 ) -> jax.Array:
     """Zero a share `rate` of x and scale the rest by 1 / (1 - rate).
 
     Args:
-        x: [B, ...] with one key per row of the batch.
+        x: [B, ...] with one key per row of the batch, and the tokens along dimension `tokens`.
         rate: share dropped.
         keys: [B] keys of this layer, or None for no dropout (evaluation).
         site: which of the layer's dropouts this is.
-        layout: keeps the mask sharded as x is.
+        layout: keeps the mask sharded as x is, and knows which token stands where.
         axes: logical axes of x.
+        tokens: dimension of x along which its tokens lie.
     """
     if keys is None or rate == 0.0:
         return x
+    places = jnp.asarray(layout.token_order(x.shape[tokens]))
     site_keys = layer_keys(keys, SITES.index(site))
-    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, x.shape[1:]))(site_keys)
-    keep = layout.shard(keep, *axes)
+    token_keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(site_keys, places)
+    rest = x.shape[1:tokens] + x.shape[tokens + 1 :]
+    keep = jax.vmap(jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, rest)))(token_keys)
+    keep = layout.shard(jnp.moveaxis(keep, 1, tokens), *axes)
     return jnp.where(keep, x / (1.0 - rate), 0.0).astype(x.dtype)

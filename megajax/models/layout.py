@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import jax
+import numpy as np
 
-from megajax.models.attention_kernels import xla_attention
+from megajax.models.attention_kernels import visible, xla_attention
 from megajax.models.cross_entropy import linear_cross_entropy
 
 M = TypeVar("M")
@@ -40,11 +41,16 @@ class Layout:
         """Name the logical axis of every dimension of an activation (None: not sharded)."""
         return x
 
+    def token_order(self, length: int) -> np.ndarray:
+        """[S] true place of the token at each place of a sequence (context parallelism holds them in another order)."""
+        return np.arange(length, dtype=np.int32)
+
     def attention(
         self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, drop: Drop | None
     ) -> jax.Array:
-        """Causal attention; see `xla_attention` for shapes."""
-        return xla_attention(q, k, v, segment_ids=segment_ids, drop=drop)
+        """Causal attention; see `xla_attention` for shapes. Keys (the last dim that `drop` sees) are in true order."""
+        mask = visible(self.token_order(q.shape[1]), self.token_order(k.shape[1]), segment_ids, segment_ids)
+        return xla_attention(q, k, v, mask, drop)
 
     def lookup(self, *tables: Table) -> jax.Array:
         """Sum over the tables of the rows that their ids name -> [B, S, D]."""

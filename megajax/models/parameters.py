@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     """Every leaf with its dotted name, in tree order; a parameter stays an `nnx.Param`, to show its metadata."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    is_param = lambda node: isinstance(node, nnx.Variable) and bool(jax.tree.leaves(node))  # noqa: E731
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_param)
     return [(".".join(str(_part(key)) for key in path), leaf) for path, leaf in leaves]
 
 

@@ -6,13 +6,13 @@ All act inside a `jax.shard_map` that is manual over the axes they name.
 from __future__ import annotations
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 
 class Collectives:
     """The collectives of one mesh."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh | AbstractMesh) -> None:
         """Remember the sizes of the axes, and which are longer than 1."""
         self.sizes = dict(mesh.shape)
         self.active = {axis for axis, size in mesh.shape.items() if size > 1}

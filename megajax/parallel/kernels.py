@@ -27,6 +27,7 @@ def choose_attention(config: Config, platform: str) -> Kernel:
         f"the devices are {platform}s": platform != "gpu",
         "cuDNN attention runs in bf16 and fp16 only": precision == "fp32",
         "attention_dropout needs the probabilities": model.attention_dropout > 0,
+        "parallel.context shards attend to parts of the sequence": config.parallel.context > 1,
         "data.reset_attention needs a document mask": config.data.reset_attention,
         f"head_dim {size} is no multiple of 8 up to 128": size % 8 != 0 or size > 128,
     }

@@ -19,11 +19,12 @@ from __future__ import annotations
 from typing import TypeVar
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from megajax.models.attention_kernels import cudnn_attention, xla_attention
+from megajax.models.attention_kernels import cudnn_attention, visible, xla_attention
 from megajax.models.block import RESIDUAL
 from megajax.models.layout import Drop, Layout, Table
 from megajax.models.linear import WEIGHTS
@@ -31,6 +32,7 @@ from megajax.models.parameters import logical_axes
 from megajax.parallel.mesh import AUTO_AXES
 from megajax.parallel.rules import Rules
 from megajax.parallel.vocabulary import Vocabulary
+from megajax.parallel.zigzag import in_true_order, token_order
 
 M = TypeVar("M")
 INSIDE = ("batch", "sequence", None)
@@ -43,6 +45,7 @@ class MeshLayout(Layout):
         """`attention` is the kernel that runs, "xla" or "cudnn"."""
         self.rules = rules
         self.attention_kernel = attention
+        self.context = rules.size("context")
         self.vocabulary = Vocabulary(rules)
 
     def weights(self, module: M) -> M:
@@ -71,15 +74,31 @@ class MeshLayout(Layout):
     def attention(
         self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, drop: Drop | None
     ) -> jax.Array:
-        """Heads are local to their `tensor` shard, so no kernel communicates."""
+        """Heads are local to their `tensor` shard; over `context` keys and values are gathered."""
+        if self.context > 1:
+            k, v = self._all_keys(k), self._all_keys(v)
+            k_segments = None if segment_ids is None else self._all_keys(segment_ids)
+            places = self.token_order(q.shape[1])
+            mask = visible(places, np.sort(places), segment_ids, k_segments)
+            return xla_attention(q, k, v, mask, drop)
         if self.attention_kernel == "xla":
-            return xla_attention(q, k, v, segment_ids=segment_ids, drop=drop)
+            return super().attention(q, k, v, segment_ids, drop)
         # The partitioner cannot look into cuDNN's call: hand it the local heads in a fully manual region.
         spec = self.rules.in_compute(("batch", "sequence", "heads", None))
         kernel = jax.shard_map(
             cudnn_attention, in_specs=(spec, spec, spec), out_specs=spec, axis_names=set(AUTO_AXES), check_vma=False
         )
         return kernel(q, k, v)
+
+    def token_order(self, length: int) -> np.ndarray:
+        """Zig-zag over `context`."""
+        return token_order(length, self.context)
+
+    def _all_keys(self, x: jax.Array) -> jax.Array:
+        """Gather [B, S, ...] over `context`, in true order; the cotangent is reduce-scattered back."""
+        axes = ("batch", "sequence", "kv_heads", None)[: x.ndim]
+        mine, whole = self.rules.in_compute(axes), self.rules.in_compute(("batch", None, *axes[2:]))
+        return in_true_order(conjugate(x, whole, mine), self.context)
 
     def lookup(self, *tables: Table) -> jax.Array:
         """See `Vocabulary.lookup`."""

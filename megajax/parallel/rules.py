@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from megajax.config.base import ConfigError
 from megajax.config.parallel import AXES
@@ -56,7 +56,7 @@ RULES: tuple[Rule, ...] = (
 class Rules:
     """The table bound to a mesh."""
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     sequence_parallel: bool = True
     zero: int = 0
 

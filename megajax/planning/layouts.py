@@ -25,7 +25,7 @@ def legal_layouts(config: Config, devices: int) -> list[Config]:
     All mesh sizes and chunks per stage, sequence parallelism and ZeRO on and off where that makes a difference. The
     micro batch is the configured one, or its largest divisor that the samples of a replica fill.
     """
-    weights = jax.eval_shape(lambda key: Gpt(key, config.model), jax.random.key(0))
+    weights = jax.eval_shape(lambda: Gpt(jax.random.key(0), config.model))
     return [layout for layout in _candidates(config, devices) if _is_legal(layout, weights)]
 
 

@@ -1,7 +1,8 @@
 """From batches in host memory to global arrays on the mesh, [M, B, S] each.
 
 Sample j of a global batch is row j % B of microbatch j // B: the same sample numbers meet the same step under every
-layout, only their grouping into microbatches changes. A process reads only the rows that its devices hold.
+layout, only their grouping into microbatches changes. A process reads only the rows that its devices hold. The tokens
+of a sample are laid out as `parallel.zigzag` says.
 
 Shapes: G global batch, M microbatches, B = micro batch x data x fsdp samples of one, S sequence.
 """
@@ -16,6 +17,7 @@ from jax.sharding import NamedSharding
 
 from megajax.parallel.rules import Rules
 from megajax.parallel.run import Batch
+from megajax.parallel.zigzag import token_order
 
 
 class Feed:
@@ -24,6 +26,7 @@ class Feed:
     def __init__(self, rules: Rules, micro_batch_size: int, shardings: Mapping[str, NamedSharding]) -> None:
         """`shardings` of the arrays that the step eats (`training.step.batch_shardings`)."""
         self.width = micro_batch_size * rules.size("data", "fsdp")
+        self.context = rules.size("context")
         self.shardings = shardings
 
     def microbatches(self, global_batch_size: int) -> int:
@@ -47,6 +50,9 @@ class Feed:
         position = position.reshape(shape)
 
         def place(name: str, host: np.ndarray) -> jax.Array:
+            if host.ndim > 1:
+                host = host[:, token_order(host.shape[1], self.context)]
+
             def shard(index: tuple[slice, ...] | None) -> np.ndarray:
                 assert index is not None
                 return host[position[index[:2]]][(slice(None), slice(None), *index[2:])]

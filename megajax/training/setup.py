@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 from megajax.config.base import ConfigError
 from megajax.config.checks import check_config
 from megajax.config.config import Config
+from megajax.config.parallel import fit_vocabulary
 from megajax.data.prepare import prepare_text
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.training.run_directory import RunDirectory
@@ -27,9 +27,8 @@ def prepare(config: Config, run: RunDirectory) -> tuple[Config, Tokenizer]:
         raise ConfigError(
             f"model.vocab_size is {wanted} but the tokenizer has {tokenizer.vocab_size} ids: unset it, or raise it"
         )
-    # Every stage and tensor shard takes the same number of rows; padding rows change neither loss nor checkpoint.
-    multiple = math.lcm(config.model.vocab_multiple, config.parallel.pipe * config.parallel.tensor)
-    model = replace(config.model, vocab_size=wanted or tokenizer.vocab_size, vocab_multiple=multiple)
+    model = replace(config.model, vocab_size=wanted or tokenizer.vocab_size)
+    model = fit_vocabulary(model, config.parallel)
     config = replace(config, data=data, tokenizer=tokenizer_config, model=model)
     check_config(config)
     return config, tokenizer

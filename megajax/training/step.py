@@ -10,7 +10,6 @@ Shapes: M microbatches, B samples of a microbatch over all replicas, S sequence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +102,14 @@ def build_train_step(
             metrics["params-norm"] = global_norm(params)
         return new_state, metrics
 
-    return _compile(step, config, rules, donate=True)
+    _, _, shardings = build_init(config, rules)
+    replicated = NamedSharding(rules.mesh, PartitionSpec())
+    return jax.jit(
+        step,
+        in_shardings=(shardings, batch_shardings(rules, config.data)),
+        out_shardings=(shardings, replicated),
+        donate_argnums=(0,),
+    )
 
 
 def build_eval_step(
@@ -118,14 +124,3 @@ def build_eval_step(
 
     _, _, shardings = build_init(config, rules)
     return jax.jit(evaluate, in_shardings=(shardings.params, batch_shardings(rules, config.data)))
-
-
-def _compile(step: Any, config: Config, rules: Rules, donate: bool) -> Any:
-    _, _, shardings = build_init(config, rules)
-    replicated = NamedSharding(rules.mesh, PartitionSpec())
-    return jax.jit(
-        step,
-        in_shardings=(shardings, batch_shardings(rules, config.data)),
-        out_shardings=(shardings, replicated),
-        donate_argnums=(0,) if donate else (),
-    )

@@ -1,0 +1,36 @@
+"""The order of tokens under context parallelism: zig-zag, so that causal attention is the same work on every shard.
+
+With c shards the sequence is cut in 2 c pieces and shard r holds pieces r and 2 c - 1 - r (Megatron-LM; 2407.21783
+§3.3.2): what an early piece does not attend to, its late partner does. Arrays [B, S, ...] are held in that order
+everywhere; what depends on the true place of a token was derived before (positions, labels) or asks `token_order`
+(causal mask, dropout).
+
+Shapes: S sequence, c context shards.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def pieces(shards: int) -> list[int]:
+    """Which piece of the sequence stands at each of the 2 c places."""
+    return [piece for shard in range(shards) for piece in (shard, 2 * shards - 1 - shard)]
+
+
+def token_order(length: int, shards: int) -> np.ndarray:
+    """[S] true place of the token that is held at each place."""
+    if shards == 1:
+        return np.arange(length, dtype=np.int32)
+    size = length // (2 * shards)
+    return (np.array(pieces(shards))[:, None] * size + np.arange(size)).astype(np.int32).reshape(-1)
+
+
+def in_true_order(x: jax.Array, shards: int) -> jax.Array:
+    """[B, S, ...] of whole sequences in zig-zag order -> true order, by slices that every partitioner understands."""
+    if shards == 1:
+        return x
+    size, order = x.shape[1] // (2 * shards), pieces(shards)
+    return jnp.concatenate([x[:, at * size : (at + 1) * size] for at in np.argsort(order)], axis=1)
