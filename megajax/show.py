@@ -1,15 +1,18 @@
 """`python -m megajax.show CONFIG [key=value ...] [--devices N]`: how every parameter is sharded, without any device.
 
 Shapes come from `jax.eval_shape` and shards from the rule table on an abstract mesh, both as in training, so that a
-laptop can tell what each of 3,072 GPUs would hold. The batch, activations and collectives are another matter.
+laptop can tell what each of 3,072 GPUs would hold. `--schedule` draws the pipeline's timeline instead, and `--svg FILE`
+writes that as a picture too. Activations and collectives are another matter.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -17,13 +20,17 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from rich.console import Console
 from rich.table import Table
 
-from megajax.config import Config, ConfigError, resolve_mesh
+from megajax.config import Config, ConfigError, check_batch, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.data.files import atomic_write
 from megajax.data.tokenizers import build_tokenizer
 from megajax.models.parameters import logical_axes, named_leaves
 from megajax.models.sizes import parameter_count
+from megajax.parallel.pipeline.drawing import draw_svg, draw_text
+from megajax.parallel.pipeline.schedule import Schedule, interleaved
 from megajax.parallel.rules import Rule, Rules
+from megajax.planning.layouts import microbatches
 from megajax.training.state import TrainState, init_state, optimizer_for
 
 
@@ -55,13 +62,24 @@ class Sharding(NamedTuple):
 def main(argv: list[str]) -> None:
     """The command line."""
 
-    def add_devices(parser: argparse.ArgumentParser) -> None:
+    def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--devices", type=int, metavar="N", help="devices of the mesh (default: as few as it takes)"
         )
+        parser.add_argument("--schedule", action="store_true", help="draw what the pipeline's stages do, and when")
+        parser.add_argument("--svg", type=Path, metavar="FILE", help="with --schedule: write the drawing here as well")
 
-    loaded, options = parse_command_line("python -m megajax.show", "Show how the model is sharded.", argv, add_devices)
-    print_sharding(sharding_of(loaded.config, options.devices))
+    title = "Show how the model is sharded."
+    loaded, options = parse_command_line("python -m megajax.show", title, argv, add_options)
+    if options.schedule:
+        schedule = schedule_of(loaded.config, options.devices)
+        if options.svg:
+            _write(options.svg, draw_svg(schedule))
+        print(draw_text(schedule, shutil.get_terminal_size((200, 0)).columns), end="")
+    elif options.svg:
+        raise ConfigError("--svg draws the pipeline's schedule: give --schedule as well")
+    else:
+        print_sharding(sharding_of(loaded.config, options.devices))
 
 
 def sharding_of(config: Config, devices: int | None = None) -> Sharding:
@@ -70,13 +88,7 @@ def sharding_of(config: Config, devices: int | None = None) -> Sharding:
     Raises:
         ConfigError: the mesh does not take that many devices, or does not divide a parameter.
     """
-    parallel = config.parallel
-    if devices is None:
-        one_replica = math.prod(size for axis in AXES if (size := getattr(parallel, axis)) != "auto")
-        devices = parallel.simulate_devices or one_replica
-    if devices < 1:
-        raise ConfigError(f"--devices is {devices}: expected 1 or more")
-    sizes = resolve_mesh(parallel, devices)
+    parallel, sizes = config.parallel, _mesh_sizes(config, devices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
     rules = Rules(mesh, parallel.sequence_parallel, parallel.zero)
     config = _with_vocabulary(config)
@@ -97,6 +109,36 @@ def sharding_of(config: Config, devices: int | None = None) -> Sharding:
     optimizer = jax.tree.map(_shard_bytes, state.opt_state, shardings.opt_state)
     # Gradients are summed in the dtype and sharding of the parameters.
     return Sharding(sizes, parameters, parameter_count(config.model), weights, weights, sum(jax.tree.leaves(optimizer)))
+
+
+def schedule_of(config: Config, devices: int | None = None) -> Schedule:
+    """What the pipeline's stages do in a step of the (full) global batch, on as many devices as in `sharding_of`.
+
+    Raises:
+        ConfigError: the mesh does not take that many devices, or its replicas cannot share the batch.
+    """
+    data = _mesh_sizes(config, devices)["data"]
+    check_batch(config, data)
+    config = replace(config, parallel=replace(config.parallel, data=data))
+    return interleaved(config.parallel.pipe, config.parallel.chunks, microbatches(config))
+
+
+def _mesh_sizes(config: Config, devices: int | None) -> dict[str, int]:
+    parallel = config.parallel
+    if devices is None:
+        one_replica = math.prod(size for axis in AXES if (size := getattr(parallel, axis)) != "auto")
+        devices = parallel.simulate_devices or one_replica
+    if devices < 1:
+        raise ConfigError(f"--devices is {devices}: expected 1 or more")
+    return resolve_mesh(parallel, devices)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with atomic_write(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _shard_bytes(leaf: Any, sharding: NamedSharding) -> int:

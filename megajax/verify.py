@@ -16,24 +16,19 @@ from collections.abc import Sequence
 from megajax.config import Config, ConfigError
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.parallel.mesh import compile_fast, simulate_devices
-from megajax.planning.collectives import Traffic
-from megajax.planning.layouts import layout_name, legal_layouts
+from megajax.planning.collectives import OPS, Traffic
+from megajax.planning.layouts import layout_name
 from megajax.training.equivalence import (
     YARDSTICK,
-    alternate_remat,
     comparable,
     compare,
+    every_layout,
     one_device,
     train_layout,
-)  # fmt: skip
+)
 
-SHORT = {
-    "all-gather": "ag",
-    "all-reduce": "ar",
-    "reduce-scatter": "rs",
-    "collective-permute": "cp",
-    "all-to-all": "a2a",
-}
+SHORT = {op: "".join(word[0] for word in op.split("-")) for op in OPS}
+"""all-gather ag, all-reduce ar, reduce-scatter rs, collective-permute cp, all-to-all ata."""
 
 
 @entry_point
@@ -43,9 +38,7 @@ def main(argv: list[str]) -> int:
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--devices", type=int, default=8, metavar="N", help="simulated CPU devices (default: 8)")
         parser.add_argument("--steps", type=int, default=5, metavar="N", help="training steps (default: 5)")
-        parser.add_argument(
-            "--layouts", default="", metavar="WORDS", help="only those with all these words in the name"
-        )
+        parser.add_argument("--layouts", default="", metavar="WORDS", help="only those with all these in their name")
         parser.add_argument("--most", type=int, metavar="N", help="at most so many layouts, spread over all")
 
     title = "Compare every parallel layout with one device."
@@ -54,7 +47,8 @@ def main(argv: list[str]) -> int:
         if (value := getattr(options, name)) is not None and value < 1:
             raise ConfigError(f"--{name} is {value}: expected 1 or more")
     config, changes = comparable(loaded.config, options.devices)
-    print(*(f"notice: {change}" for change in changes), sep="\n", end="\n" * bool(changes))
+    for change in changes:
+        print(f"notice: {change}")
     layouts = choose_layouts(config, options.devices, options.layouts, options.most)
     compile_fast()
     simulate_devices(options.devices)
@@ -67,7 +61,7 @@ def choose_layouts(config: Config, devices: int, words: str = "", most: int | No
     Raises:
         ConfigError: there is none.
     """
-    legal = alternate_remat(legal_layouts(config, devices))
+    legal = every_layout(config, devices)
     layouts = [layout for layout in legal if all(word in layout_name(layout) for word in words.split())]
     if not layouts:
         examples = f"such as {layout_name(legal[0])!r}" if legal else "change the batch size or the model"
@@ -77,32 +71,34 @@ def choose_layouts(config: Config, devices: int, words: str = "", most: int | No
 
 
 def verify(config: Config, layouts: Sequence[Config], steps: int) -> int:
-    """Print a row for every layout as soon as it is known; how many are outside the yardstick, at most 1."""
+    """Print a row for every layout as soon as it is known; 1 if one is outside the yardstick."""
     reference = train_layout(one_device(config), steps)
-    width = max(len(layout_name(layout)) for layout in layouts)
     losses = f"losses {reference.losses[0]:.4f} to {reference.losses[-1]:.4f}"
     print(f"{len(layouts)} layouts, {steps} steps each, against one device without accumulation ({losses})")
     print(f"yardstick: {YARDSTICK}\n")
-    print(f"{'layout':<{width}}  initial  gradient  loss     first departure, collectives by axis", flush=True)
+    width = max(len(layout_name(layout)) for layout in layouts)
+    print(f"{'layout':<{width}}  initial  gradient  loss     first departure; collectives of a step", flush=True)
     departed = 0
     for layout in layouts:
         outcome = train_layout(layout, steps)
         far = compare(outcome, reference)
         departed += bool(far.departures)
-        first, *more = far.departures or ["none"]
-        numbers = f"{far.initial:<7.1g}  {far.gradients:<8.1e}  {far.losses:<7.1e}"
-        print(f"{layout_name(layout):<{width}}  {numbers}  {first}{f' (+{len(more)})' if more else ''}", end="  ")
-        print(describe(outcome.traffic), flush=True)
-    print(f"\n{departed} of {len(layouts)} layouts depart from one device" if departed else "\nall layouts agree")
+        first = f"{far.departures[0]} and {len(far.departures) - 1} more" if far.departures else "none"
+        numbers = f"{far.initial:<7.2g}  {far.gradients:<8.1e}  {far.losses:<7.1e}"
+        print(f"{layout_name(layout):<{width}}  {numbers}  {first}; {describe(outcome.traffic)}", flush=True)
+    print(f"\n{departed} of {len(layouts)} layouts depart" if departed else "\nall layouts agree with one device")
     return int(departed > 0)
 
 
 def describe(traffic: Traffic) -> str:
-    """`tensor: 14 ag 8 rs; data: 9 ar`: executions in a step by mesh axes."""
-    counts: dict[str, Counter[str]] = {}
+    """`data: 9 ar; tensor: 14 ag 8 rs`: how often each collective runs in a step, by the mesh axes that it crosses."""
+    counts = Counter[tuple[tuple[str, ...], str]]()
     for record in traffic:
-        counts.setdefault("+".join(record.axes), Counter())[SHORT[record.op]] += record.count
-    return "; ".join(f"{axes}: {' '.join(f'{n} {op}' for op, n in ops.items())}" for axes, ops in counts.items())
+        counts[record.axes, record.op] += record.count
+    by_axes: dict[str, list[str]] = {}
+    for (axes, op), count in sorted(counts.items()):
+        by_axes.setdefault("+".join(axes), []).append(f"{count} {SHORT[op]}")
+    return "; ".join(f"{axes}: {' '.join(ops)}" for axes, ops in by_axes.items())
 
 
 if __name__ == "__main__":

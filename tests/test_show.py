@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from megajax.config import Config, ConfigError, ModelConfig, ParallelConfig, Tok
 from megajax.models.parameters import named_leaves
 from megajax.parallel.mesh import build_mesh
 from megajax.parallel.rules import Rules
-from megajax.show import main, sharding_of
+from megajax.show import main, schedule_of, sharding_of
 from megajax.training.step import build_init
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +85,47 @@ def test_command_needs_no_device():
     assert "\x1b" not in done.stdout
 
 
+def test_pipeline_holds_its_chunks_and_its_part_of_the_vocabulary():
+    """4 layers on 2 stages in 2 chunks: one layer of each. 4096 vocabulary rows over 2 stages x 2 tensor shards."""
+    words = ["parallel.pipe=2", "parallel.chunks=2", "parallel.tensor=2", "train.micro_batch_size=1"]
+    config = load_config("quickstart.yaml", words).config
+    shards = {p.name: (p.shape, p.shard) for p in sharding_of(config).parameters}
+    assert shards["blocks.mlp.fc2"] == ((2, 2, 512, 128), (2, 1, 256, 128))
+    assert shards["word_embedding"] == ((4096, 128), (1024, 128))
+
+
+def test_schedule_of_a_configuration():
+    """16 samples in micro batches of 2 are 8 microbatches; on 2 replicas each has 4 of them."""
+    config = load_config("quickstart.yaml", ["parallel.pipe=2", "train.micro_batch_size=2"]).config
+    alone, shared = schedule_of(config), schedule_of(config, devices=4)
+    assert (len(alone.stages), alone.chunks, alone.microbatches) == (2, 1, 8)
+    assert shared.microbatches == 4
+    assert (alone.bubble_fraction, shared.bubble_fraction) == (1 / 8, 1 / 4)
+
+
+def test_schedule_as_text_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    picture = tmp_path / "schedule.svg"
+    layout = "quickstart.yaml parallel.pipe=2 parallel.chunks=2 train.micro_batch_size=8 --schedule --svg"
+    assert main([*layout.split(), str(picture)]) == 0
+    assert capsys.readouterr().out == (
+        "interleaved 1F1B (stages 2, chunks 2, microbatches 2): bubble 25.0% of the ideal time, "
+        "chunk activations in flight: 4 at most\n"
+        "stage 0  F0.0 F0.1 F1.0 F1.1 .    .    B1.0 B1.1 B0.0 B0.1\n"
+        "stage 1  .    F0.0 F0.1 F1.0 B1.0 F1.1 B1.1 B0.0 B0.1 .\n"
+    )
+    assert "chunks 2, microbatches 2" in ElementTree.parse(picture).getroot()[0].text
+    assert list(tmp_path.iterdir()) == [picture]
+
+
+def test_schedule_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main("quickstart.yaml parallel.pipe=2 train.micro_batch_size=1 --schedule".split()) == 0
+    _, first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("stage 0  F0  F1 ")
+    assert "~" in first
+    assert max(len(first), len(last)) <= 60
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -94,6 +136,10 @@ def test_command_needs_no_device():
         ("quickstart.yaml parallel.tensor=3", "model.num_heads 4 is not a multiple of parallel.tensor 3"),
         ("model.num_layers=2", "model.vocab_size is not known: set it, or give a tokenizer"),
         ("tokenizer.type=huggingface tokenizer.model=none.json", "none.json: no such file"),
+        ("quickstart.yaml --svg drawing.svg", "--svg draws the pipeline's schedule: give --schedule as well"),
+        ("quickstart.yaml --schedule --svg nowhere/drawing.svg", "cannot write nowhere/drawing.svg: No such file or"),
+        ("quickstart.yaml parallel.pipe=2 --schedule --devices 3", "number of devices 3 is not a multiple of"),
+        ("quickstart.yaml --schedule --devices 3", "train.global_batch_size 16 is not a multiple of"),
     ],
 )
 def test_bad_input(words: str, message: str, capsys: pytest.CaptureFixture[str]):

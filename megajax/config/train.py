@@ -32,8 +32,9 @@ class TrainConfig:
     """Numbers of the forward and backward pass; weights at rest, gradients and optimizer stay fp32."""
     remat: Literal["none", "selective", "full"] | tuple[str, ...] = "selective"
     """What the backward pass recomputes: nothing, all but named activations, all but block inputs; or names to keep."""
-    attention: Literal["auto", "xla", "cudnn"] = "auto"
-    """Attention kernel; auto = cudnn on GPUs in bf16/fp16, else xla. A forced kernel that cannot run is an error."""
+    attention: Literal["auto", "xla", "cudnn", "ring"] = "auto"
+    """Attention kernel; auto = cudnn on GPUs in bf16/fp16, else xla; ring = keys and values travel round the context
+    shards instead of being gathered. A forced kernel that cannot run is an error."""
 
 
 @component

@@ -32,6 +32,12 @@ def choose_attention(config: Config, platform: str) -> Kernel:
         f"head_dim {size} is no multiple of 8 up to 128": size % 8 != 0 or size > 128,
     }
     reason = next((text for text, applies in obstacles.items() if applies), None)
+    if wanted == "ring":
+        if config.parallel.context == 1:
+            raise ConfigError("train.attention=ring needs parallel.context shards: use train.attention=auto")
+        if model.attention_dropout > 0:
+            raise ConfigError("train.attention=ring has no attention_dropout: use train.attention=xla")
+        return Kernel("ring", "as configured")
     if wanted == "xla":
         return Kernel("xla", "as configured")
     if wanted == "cudnn" and reason:

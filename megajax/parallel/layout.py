@@ -16,6 +16,8 @@ Shapes: B batch, S sequence, D embed, N heads, K kv heads, H head dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -29,7 +31,9 @@ from megajax.models.block import RESIDUAL
 from megajax.models.layout import Drop, Layout, Table
 from megajax.models.linear import WEIGHTS
 from megajax.models.parameters import logical_axes
+from megajax.parallel.collectives import Collectives
 from megajax.parallel.mesh import AUTO_AXES
+from megajax.parallel.ring import ring_attention
 from megajax.parallel.rules import Rules
 from megajax.parallel.vocabulary import Vocabulary
 from megajax.parallel.zigzag import in_true_order, token_order
@@ -42,7 +46,7 @@ class MeshLayout(Layout):
     """Any sizes of data, fsdp, context and tensor, inside a region that is manual over `MANUAL_AXES`."""
 
     def __init__(self, rules: Rules, attention: str = "xla") -> None:
-        """`attention` is the kernel that runs, "xla" or "cudnn"."""
+        """`attention` is the kernel that runs: "xla", "cudnn" or "ring"."""
         self.rules = rules
         self.attention_kernel = attention
         self.context = rules.size("context")
@@ -74,7 +78,9 @@ class MeshLayout(Layout):
     def attention(
         self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, drop: Drop | None
     ) -> jax.Array:
-        """Heads are local to their `tensor` shard; over `context` keys and values are gathered."""
+        """Heads are local to their `tensor` shard; over `context` keys and values are gathered, or sent round."""
+        if self.context > 1 and self.attention_kernel == "ring":
+            return self._manual(partial(ring_attention, net=Collectives(self.rules.mesh)), q, k, v, segment_ids)
         if self.context > 1:
             k, v = self._all_keys(k), self._all_keys(v)
             k_segments = None if segment_ids is None else self._all_keys(segment_ids)
@@ -83,12 +89,15 @@ class MeshLayout(Layout):
             return xla_attention(q, k, v, mask, drop)
         if self.attention_kernel == "xla":
             return super().attention(q, k, v, segment_ids, drop)
-        # The partitioner cannot look into cuDNN's call: hand it the local heads in a fully manual region.
-        spec = self.rules.in_compute(("batch", "sequence", "heads", None))
-        kernel = jax.shard_map(
-            cudnn_attention, in_specs=(spec, spec, spec), out_specs=spec, axis_names=set(AUTO_AXES), check_vma=False
-        )
-        return kernel(q, k, v)
+        return self._manual(cudnn_attention, q, k, v)
+
+    def _manual(self, kernel: Callable[..., jax.Array], *arrays: jax.Array | None) -> jax.Array:
+        """Run a kernel on this device's samples, tokens and heads: what the partitioner cannot look into."""
+        axes = ("batch", "sequence", "heads", None)
+        specs = tuple(None if a is None else self.rules.in_compute(axes[: a.ndim]) for a in arrays)
+        out = self.rules.in_compute(axes)
+        run = jax.shard_map(kernel, in_specs=specs, out_specs=out, axis_names=set(AUTO_AXES), check_vma=False)
+        return run(*arrays)
 
     def token_order(self, length: int) -> np.ndarray:
         """Zig-zag over `context`."""

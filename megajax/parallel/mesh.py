@@ -36,9 +36,9 @@ def simulate_devices(count: int) -> None:
 
 
 def compile_fast() -> None:
-    """Make this process compile in a fifth of the time, to code that is slow: the same maths, for studying small models.
+    """Compile in a fifth of the time, to slow code of the same maths: for many layouts of a small model.
 
-    Call before anything asks JAX for a device; processes that this one starts inherit it.
+    Call before anything asks JAX for a device. Processes that this one starts inherit it.
     """
     flags = ["--xla_backend_optimization_level=0"]
     if jax.__version_info__ < (0, 12):  # later versions refuse the flag

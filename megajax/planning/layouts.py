@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from math import gcd
+from typing import Literal
 
 import jax
 from jax.sharding import AbstractMesh, AxisType
@@ -59,10 +60,15 @@ def _candidates(config: Config, devices: int) -> Iterator[Config]:
 
 def _with_mesh(config: Config, mesh: dict[str, int]) -> Iterator[Config]:
     chunks = _divisors(config.model.num_layers // mesh["pipe"]) if mesh["pipe"] > 1 else [1]
-    zero = [0, 1] if mesh["data"] > 1 else [0]
+    zero: tuple[Literal[0, 1], ...] = (0, 1) if mesh["data"] > 1 else (0,)
     sequence_parallel = [True, False] if mesh["tensor"] > 1 else [True]
     samples = config.train.global_batch_size // (mesh["data"] * mesh["fsdp"])
-    train = replace(config.train, micro_batch_size=gcd(config.train.micro_batch_size, samples))
+    ring = config.train.attention == "ring" and mesh["context"] == 1
+    train = replace(
+        config.train,
+        micro_batch_size=gcd(config.train.micro_batch_size, samples),
+        attention="auto" if ring else config.train.attention,
+    )
     for c, z, s in product(chunks, zero, sequence_parallel):
         yield replace(config, train=train, parallel=ParallelConfig(**mesh, chunks=c, zero=z, sequence_parallel=s))
 
@@ -88,8 +94,7 @@ def _is_legal(layout: Config, weights: Gpt) -> bool:
     mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     try:
         check_config(layout)
-        # Rules only ask a mesh for its names and sizes.
-        Rules(mesh, parallel.sequence_parallel, parallel.zero).shardings(weights)  # type: ignore[arg-type]
+        Rules(mesh, parallel.sequence_parallel, parallel.zero).shardings(weights)
     except ConfigError:
         return False
     return True

@@ -13,6 +13,7 @@ from megajax.data.gpt import Dataset
 from megajax.models.sizes import parameter_count
 from megajax.observe.throughput import Throughput
 from megajax.parallel.kernels import Kernel
+from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.planning.flops import flops_per_token
 from megajax.planning.hardware import device_peak
 from megajax.training.run_directory import RunDirectory
@@ -51,7 +52,7 @@ def announce(
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
     sequence = "on" if config.parallel.sequence_parallel and mesh.shape["tensor"] > 1 else "off"
     count = parameter_count(model)
-    shards = mesh.shape["fsdp"] * mesh.shape["tensor"]
+    shards = mesh.shape["pipe"] * mesh.shape["fsdp"] * mesh.shape["tensor"]
     sizes = ", ".join(f"{name} {len(data) if data else 0:,}" for name, data in datasets.items())
     start = f"resumed at step {resumed_step}" if resumed_step else "new"
     rows = {
@@ -64,8 +65,21 @@ def announce(
         "batch": f"{train.global_batch_size} x {config.data.seq_length} tokens, micro batch {train.micro_batch_size}",
         "samples": f"{sizes}; {_epochs(datasets['train'])}",
     }
+    if config.parallel.pipe > 1:
+        rows["pipeline"] = _pipeline(config, mesh)
     for name, text in rows.items():
         print(f"{name:>10}: {text}")
+
+
+def _pipeline(config: Config, mesh: Mesh) -> str:
+    train, parallel = config.train, config.parallel
+    microbatches = train.global_batch_size // (train.micro_batch_size * mesh.shape["data"] * mesh.shape["fsdp"])
+    schedule = Interleaved1F1B(parallel.pipe, parallel.chunks, microbatches)
+    few = "; fewer microbatches than stages leave stages idle" if microbatches < parallel.pipe else ""
+    return (
+        f"{parallel.pipe} stages x {parallel.chunks} chunks, {microbatches} microbatches: "
+        f"bubble {schedule.bubble_fraction:.0%} of the ideal time{few}"
+    )
 
 
 def _epochs(dataset: Dataset | None) -> str:

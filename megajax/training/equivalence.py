@@ -2,7 +2,7 @@
 
     config, _ = comparable(load_config("verify/gpt_tiny.yaml").config, devices=8)
     reference = train_layout(one_device(config), steps=5)
-    for layout in alternate_remat(legal_layouts(config, devices=8)):
+    for layout in every_layout(config, devices=8):
         print(layout_name(layout), compare(train_layout(layout, steps=5), reference))
 
 Samples are random documents, cut to unequal lengths so that no two microbatches need have as many trainable tokens.
@@ -12,7 +12,6 @@ Shapes: G global batch, S sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from math import lcm, prod
@@ -25,14 +24,16 @@ from megajax.config import Config, ParallelConfig
 from megajax.config.parallel import AXES
 from megajax.data.batch import Batch, make_batch
 from megajax.models.parameters import join_layers, named_leaves
+from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh
 from megajax.parallel.rules import Rules
 from megajax.planning.collectives import Traffic, collectives
+from megajax.planning.layouts import legal_layouts
 from megajax.training.feed import Feed
 from megajax.training.schedule import Schedule
 from megajax.training.step import batch_shardings, build_init, build_train_step
 
-REMAT: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
+POLICIES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 GRADIENT_TOLERANCE = 1e-5
 """Of a tensor's largest entry: sums in another order, nothing else."""
 LOSS_TOLERANCE = 5e-6
@@ -57,26 +58,27 @@ def comparable(config: Config, devices: int) -> tuple[Config, list[str]]:
     if train.precision != "fp32":
         changes.append(f"train.precision {train.precision} -> fp32, in which layouts differ by rounding alone")
     if train.attention == "cudnn":
-        changes.append("train.attention cudnn -> xla, which runs everywhere")
+        changes.append("train.attention cudnn -> auto, as there is no GPU")
+        train = replace(train, attention="auto")
     if model.vocab_size is None:
         changes.append(f"model.vocab_size unset -> {VOCABULARY}, as no tokenizer is read")
     multiple = lcm(model.vocab_multiple, devices)
     model = replace(model, vocab_size=model.vocab_size or VOCABULARY, vocab_multiple=multiple)
-    return replace(config, model=model, train=replace(train, precision="fp32", attention="xla")), changes
+    return replace(config, model=model, train=replace(train, precision="fp32")), changes
 
 
 def one_device(config: Config) -> Config:
     """The reference: one device, the whole global batch at once."""
-    train = replace(config.train, micro_batch_size=config.train.global_batch_size)
+    train = replace(config.train, micro_batch_size=config.train.global_batch_size, attention="auto")
     return replace(config, parallel=ParallelConfig(data=1), train=train)
 
 
-def alternate_remat(layouts: Sequence[Config]) -> list[Config]:
-    """The layouts with the configured rematerialisation and each of the three policies in turn."""
-    policies = cycle(dict.fromkeys(policy for layout in layouts[:1] for policy in (layout.train.remat, *REMAT)))
+def every_layout(config: Config, devices: int) -> list[Config]:
+    """All legal layouts, with the rematerialisation policies taking turns."""
+    policies = cycle(dict.fromkeys((config.train.remat, *POLICIES)))
     return [
         replace(layout, train=replace(layout.train, remat=policy))
-        for layout, policy in zip(layouts, policies, strict=False)
+        for layout, policy in zip(legal_layouts(config, devices), policies, strict=False)
     ]
 
 
@@ -100,7 +102,8 @@ def compile_layout(config: Config) -> Compiled:
     samples = train.samples or (train.steps or 1) * train.global_batch_size
     schedule = Schedule.from_config(config.optim, samples, train.global_batch_size)
     init, _, _ = build_init(config, rules)
-    step = build_train_step(config, rules, schedule, "xla")
+    kernel = choose_attention(config, jax.default_backend())
+    step = build_train_step(config, rules, schedule, kernel.name)
     feed = Feed(rules, train.micro_batch_size, batch_shardings(rules, config.data))
     return Compiled(init(jax.random.key(train.seed)), step, feed, rules)
 
@@ -183,21 +186,29 @@ def compare(outcome: Outcome, reference: Outcome) -> Difference:
     """Hold a layout against the reference."""
     initial = differences(outcome.initial, reference.initial)
     gradients = differences(outcome.first_gradients, reference.first_gradients)
-    losses = {str(step): abs(a / b - 1) for step, (a, b) in enumerate(zip(outcome.losses, reference.losses), 1)}
-    departures = [
-        f"{what} {name.rpartition('.mu.')[2].rpartition('.trace.')[2].removeprefix('params.')}"
-        for what, tolerance, far in (
-            ("initial", 0.0, initial),
-            ("gradient of", GRADIENT_TOLERANCE, gradients),
-            ("loss of step", LOSS_TOLERANCE, losses),
-        )
-        for name, difference in far.items()
-        if not difference <= tolerance
-    ]
-    worst = [float(np.max(list(far.values()))) for far in (initial, gradients, losses)]
-    return Difference(*worst, tuple(departures))
+    relative = np.abs(np.divide(outcome.losses, reference.losses) - 1)
+    losses = {str(step): float(far) for step, far in enumerate(relative, 1)}
+    return Difference(
+        initial=_largest(initial),
+        gradients=_largest(gradients),
+        losses=_largest(losses),
+        departures=(
+            *_beyond(0, "initial", initial),
+            *_beyond(GRADIENT_TOLERANCE, "gradient of", gradients),
+            *_beyond(LOSS_TOLERANCE, "loss of step", losses),
+        ),
+    )
 
 
 def differences(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> dict[str, float]:
     """Largest difference of every tensor of `b`, relative to that tensor's largest entry."""
     return {name: float(np.abs(a[name] - b[name]).max() / max(np.abs(b[name]).max(), 1e-30)) for name in b}
+
+
+def _largest(far: dict[str, float]) -> float:
+    return float(np.max(list(far.values())))
+
+
+def _beyond(tolerance: float, what: str, far: dict[str, float]) -> list[str]:
+    parameter = lambda name: name.rpartition(".mu.")[2].rpartition(".trace.")[2].removeprefix("params.")  # noqa: E731
+    return [f"{what} {parameter(name)}" for name, difference in far.items() if not difference <= tolerance]

@@ -2,8 +2,18 @@
 
 import pytest
 
-from megajax.config import Config, ConfigError, ParallelConfig, check_batch, check_config, check_training, resolve_mesh
+from megajax.config import (
+    Config,
+    ConfigError,
+    ModelConfig,
+    ParallelConfig,
+    check_batch,
+    check_config,
+    check_training,
+    resolve_mesh,
+)
 from megajax.config.load import load_config
+from megajax.config.parallel import fit_vocabulary
 
 
 def refusal(*words: str) -> str:
@@ -69,31 +79,39 @@ def test_a_head_dim_of_its_own_frees_the_width():
             "model.ffn_hidden_size 3070 is not a multiple of parallel.tensor 4",
         ),
         (
-            "model.vocab_size=100 model.vocab_multiple=1 parallel.tensor=3 model.positions=rope",
-            "set model.vocab_multiple to a multiple of 3",
-        ),
-        (
             "parallel.fsdp=5 train.global_batch_size=5",
             "model.hidden_size 768 is not a multiple of parallel.fsdp 5 (768 % 5 = 3)",
         ),
-        ("parallel.pipe=2", "parallel.pipe=2 is not available yet"),
+        (
+            "model.num_layers=80 parallel.pipe=16 parallel.chunks=2",
+            "model.num_layers 80 is not a multiple of parallel.pipe 16 x parallel.chunks 2 = 32 (80 % 32 = 16): "
+            "use 64 or 96 layers",
+        ),
+        (
+            "model.num_layers=40 parallel.pipe=8 parallel.chunks=2",
+            "40 % 16 = 8",
+        ),
+        ("parallel.chunks=2", "parallel.chunks=2 interleaves pipeline stages: set parallel.pipe, or leave it at 1"),
+        (
+            "parallel.pipe=4 parallel.chunks=3 train.global_batch_size=6 parallel.data=1",
+            "microbatches (train.global_batch_size / 1) 6 is not a multiple of parallel.pipe 4 (6 % 4 = 2)",
+        ),
         ("parallel.expert=2", "parallel.expert=2 is not available yet"),
-        ("parallel.context=2", "parallel.context=2 is not available yet"),
+        (
+            "parallel.context=4 data.seq_length=1020",
+            "data.seq_length 1020 is not a multiple of 2 x context 4 = 8 (1020 % 8 = 4)",
+        ),
     ],
 )
 def test_shards_are_whole(words, expected):
     assert expected in refusal(*words.split())
 
 
-def test_vocabularies_are_padded_to_fit_every_usual_layout():
-    accept("model.vocab_size=50257", "parallel.tensor=4")
-    accept(
-        "model.vocab_size=100",
-        "parallel.tensor=3",
-        "model.vocab_multiple=3",
-        "data.seq_length=1023",
-        "model.positions=rope",
-    )
+def test_vocabularies_are_padded_to_fit_every_layout():
+    """MT-NLG's 35 stages x 8: 50,257 ids in 53,760 rows, a multiple of 128 and of 280."""
+    model = ModelConfig(vocab_size=50257)
+    assert fit_vocabulary(model, ParallelConfig(pipe=35, tensor=8)).padded_vocab_size == 53_760
+    assert fit_vocabulary(model, ParallelConfig(tensor=8)).padded_vocab_size == 50_304
 
 
 def test_position_tables_are_cut_by_rows():

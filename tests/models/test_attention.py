@@ -22,7 +22,12 @@ from tests.models import reference
 from tests.models.tiny import LLAMA, filled
 
 B, S, N, H = 2, 7, 4, 8
-attention = jax.jit(xla_attention)
+
+
+@jax.jit
+def attention(q, k, v, segment_ids=None):
+    """Causal attention on one device."""
+    return Layout().attention(q, k, v, segment_ids, None)
 
 
 def random_qkv(kv_heads):
@@ -65,7 +70,8 @@ def test_documents_do_not_see_each_other():
     config = DataConfig(seq_length=8, reset_attention=True)
     batch = make_batch([np.array([5, 6, 7, E, 8, 1, E, 3, 4])], np.array([0]), config, eod=E)
 
-    mask = visible(jnp.arange(8), jnp.arange(8), batch["segment_ids"])[0]
+    segments = batch["segment_ids"]
+    mask = visible(jnp.arange(8), jnp.arange(8), segments, segments)[0]
 
     seen = [np.flatnonzero(row).tolist() for row in mask]
     assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [4], [4, 5], [4, 5, 6], [7]]
@@ -92,7 +98,7 @@ def test_dropout_acts_on_fp32_probabilities():
         assert probabilities.dtype == jnp.float32
         return jnp.broadcast_to(jnp.eye(S), probabilities.shape)
 
-    out = jax.jit(partial(xla_attention, drop=only_itself))(q, k, v)
+    out = jax.jit(partial(xla_attention, drop=only_itself))(q, k, v, np.tri(S, dtype=bool)[None])
     np.testing.assert_array_equal(out, np.repeat(v, N // 2, axis=2))
 
 
@@ -100,7 +106,7 @@ def test_explicit_mask():
     """Decoding gives its own: one query that sees the first three of S cached keys."""
     q, k, v = random_qkv(2)
     mask = (np.arange(S) < 3)[None, None]
-    out = attention(q[:, 2:3], k, v, mask=mask)
+    out = jax.jit(xla_attention)(q[:, 2:3], k, v, mask)
     np.testing.assert_allclose(out, attention(q, k, v)[:, 2:3], rtol=1e-5, atol=1e-6)
 
 

@@ -1,0 +1,71 @@
+"""Ring attention (2310.01889): keys and values travel round the `context` ring while softmaxes are merged on the way.
+
+Against gathering them (`parallel.layout`), no device ever holds the keys of the whole sequence, and a block can travel
+while the one before it is used. Sent over `context` per layer and microbatch: c - 1 times this device's keys and values
+forward, and the same with their gradients backward.
+
+Shapes: B batch, S queries and keys of one device, c context shards, N heads, K kv heads, G = N / K, H head dim.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from megajax.models.attention_kernels import visible
+from megajax.parallel.collectives import Collectives
+from megajax.parallel.zigzag import token_order
+
+
+class Partial(NamedTuple):
+    """Softmax over the keys seen so far, unnormalised (online softmax, 1805.02867), fp32."""
+
+    maximum: jax.Array
+    """[B, K, G, S] largest score."""
+    total: jax.Array
+    """[B, K, G, S] sum of exp(score - maximum)."""
+    values: jax.Array
+    """[B, K, G, S, H] sum of exp(score - maximum) x value."""
+
+
+def ring_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, net: Collectives
+) -> jax.Array:
+    """Causal attention of this device's queries to all keys, inside a region that is manual over `context`.
+
+    Args:
+        q: [B, S, N, H], tokens in zig-zag order.
+        k: [B, S, K, H].
+        v: [B, S, K, H].
+        segment_ids: [B, S] document numbers, or None.
+        net: collectives of the mesh.
+    """
+    batch, length, heads, head_dim = q.shape
+    kv_heads, shards = k.shape[2], net.sizes["context"]
+    rank = net.index("context")
+    places = jnp.asarray(token_order(length * shards, shards)).reshape(shards, length)
+    grouped = q.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
+    shape = (batch, kv_heads, heads // kv_heads, length)
+    lowest = jnp.finfo(jnp.float32).min
+    sums = Partial(jnp.full(shape, lowest), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
+    block = (k, v, segment_ids)
+    for turn in range(shards):
+        k, v, k_segments = block
+        mask = visible(places[rank], places[(rank - turn) % shards], segment_ids, k_segments)
+        sums = _merge(sums, grouped, k, v, mask)
+        if turn < shards - 1:
+            block = jax.tree.map(lambda x: net.shift(x, "context", 1), block)
+    out = sums.values / sums.total[..., None]
+    return jnp.moveaxis(out, 3, 1).reshape(q.shape).astype(q.dtype)
+
+
+def _merge(sums: Partial, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> Partial:
+    """Take one more block of keys in. A query's own token is in the first block, so its maximum is a real score."""
+    scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
+    maximum = jnp.maximum(sums.maximum, scores.max(axis=-1))
+    keep, weights = jnp.exp(sums.maximum - maximum), jnp.exp(scores - maximum[..., None])
+    new = jnp.einsum("bkgst,btkh->bkgsh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    return Partial(maximum, sums.total * keep + weights.sum(axis=-1), sums.values * keep[..., None] + new)

@@ -1,0 +1,130 @@
+"""`python -m tests.bench.deviceless_memory`: what a step of the published models needs, on H100s that are not there.
+
+Compiles the real training step of 22B to 1T parameters (2205.05198, table 3) for 8 to 3,072 GPUs, on a CPU with JAX's
+CUDA plugin, and prints a line for each. Under `seconds` is the time to trace, lower and compile; under `arguments` what
+state and batch take, under `temporary` XLA's other buffers, under `ring` how much of these are activations that the
+pipeline saves (GiB per GPU); then GiB that cross each mesh axis in a step, counting whole tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import time
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from megajax.config import Config, ConfigError, load_config
+from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.parallel.kernels import choose_attention
+from megajax.parallel.mesh import build_mesh
+from megajax.parallel.pipeline.schedule import Interleaved1F1B
+from megajax.parallel.rules import Rules
+from megajax.planning.collectives import collectives
+from megajax.planning.deviceless import gpu_topology
+from megajax.planning.layouts import layout_name, microbatches
+from megajax.training.schedule import Schedule
+from megajax.training.step import batch_shardings, build_init, build_train_step
+
+GIB = 2**30
+SENT_OVER = ("tensor", "pipe", "data")
+NODES_16 = "parallel.pipe=8 parallel.data=2 parallel.tensor=8"
+ROWS = (
+    # preset, words of a command line
+    ("megatron_22b", "parallel.tensor=8 train.micro_batch_size=4"),
+    ("megatron_175b", NODES_16),
+    ("megatron_175b", f"{NODES_16} train.remat=full"),
+    ("megatron_175b", f"{NODES_16} parallel.chunks=3"),
+    ("megatron_175b", f"{NODES_16} parallel.chunks=3 train.remat=full"),
+    ("megatron_530b", f"{NODES_16} parallel.pipe=35 parallel.data=8 parallel.chunks=3 train.global_batch_size=2240"),
+    ("megatron_1t", f"{NODES_16} parallel.pipe=64 parallel.data=6 train.global_batch_size=3072"),
+)
+
+
+class Compiled(NamedTuple):
+    """A step that is compiled and cannot run."""
+
+    step: jax.stages.Compiled
+    rules: Rules
+    state: Any
+    """Shapes, dtypes and shardings of the train state."""
+    seconds: float
+    """To trace, lower and compile."""
+
+
+def main() -> int:
+    """Print the table; 2 if there is nothing to compile with."""
+    jax.config.update("jax_platforms", "cpu")
+    print(f"{'model':<14}{'GPUs':>5}{'seconds':>9}{'arguments':>11}{'temporary':>11}{'ring':>7}", end="")
+    print("".join(f"{axis:>9}" for axis in SENT_OVER), " layout")
+    for preset, words in ROWS:
+        config = published(preset, words)
+        try:
+            compiled = compile_step(config, "H100")
+        except ConfigError as error:
+            print(error, file=sys.stderr)
+            return 2
+        memory = compiled.step.memory_analysis()
+        traffic = collectives(compiled.step, compiled.rules.mesh)
+        gib = [
+            memory.argument_size_in_bytes / GIB,
+            memory.temp_size_in_bytes / GIB,
+            ring_bytes(config, compiled.step) / GIB,
+            *(traffic.over(axis).total_bytes() / GIB for axis in SENT_OVER),
+        ]
+        print(f"{preset:<14}{compiled.rules.mesh.size:>5}{compiled.seconds:>9.1f}", end="")
+        print("{:>11.2f}{:>11.2f}{:>7.2f}{:>9.1f}{:>9.1f}{:>9.1f}".format(*gib), "", layout_name(config), flush=True)
+    return 0
+
+
+def published(preset: str, words: str) -> Config:
+    """A preset in bf16, laid out as the words say."""
+    everywhere = ["parallel.data=1", "train.precision=bf16", "train.steps=1"]
+    config = load_config(f"models/{preset}.yaml", [*everywhere, *words.split()]).config
+    return replace(config, model=fit_vocabulary(config.model, config.parallel))
+
+
+def compile_step(config: Config, gpu: str) -> Compiled:
+    """Compile the training step for GPUs of that name, as many as the layout takes.
+
+    Raises:
+        ConfigError: there is no CUDA plugin to compile with.
+    """
+    start = time.perf_counter()
+    sizes = {axis: getattr(config.parallel, axis) for axis in AXES}
+    mesh = build_mesh(sizes, gpu_topology(gpu, math.prod(sizes.values())))
+    rules = Rules(mesh, config.parallel.sequence_parallel, config.parallel.zero)
+    size = config.train.global_batch_size
+    step = build_train_step(
+        config, rules, Schedule.from_config(config.optim, size, size), choose_attention(config, "gpu").name
+    )
+    _, abstract, shardings = build_init(config, rules)
+    state = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), abstract, shardings)
+    shape = (microbatches(config), size // microbatches(config), config.data.seq_length)
+    dtypes = {"loss_mask": jnp.float32, "sample_ids": jnp.uint32}
+    batch = {
+        name: jax.ShapeDtypeStruct(shape[: len(at.spec)], dtypes.get(name, jnp.int32), sharding=at)
+        for name, at in batch_shardings(rules, config.data).items()
+    }
+    compiled = step.lower(state, batch).compile()
+    return Compiled(compiled, rules, state, time.perf_counter() - start)
+
+
+def ring_bytes(config: Config, step: jax.stages.Compiled) -> int:
+    """Bytes of saved activations that the loop over ticks carries: arrays [slots, layers of a chunk, ...]."""
+    parallel = config.parallel
+    schedule = Interleaved1F1B(parallel.pipe, parallel.chunks, microbatches(config))
+    leading = f"{schedule.ring_slots},{schedule.layers_per_chunk(config.model.num_layers)},"
+    widths = {"bf16": 2, "f32": 4}
+    loops = re.findall(r"= \((.*)\) while\(", str(step.as_text()))
+    carried = [re.findall(rf"(\w+)\[({leading}[\d,]+)\]", loop) for loop in loops]
+    sizes = [sum(widths[dtype] * math.prod(map(int, dims.split(","))) for dtype, dims in loop) for loop in carried]
+    return max(sizes) if parallel.pipe > 1 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
