@@ -167,7 +167,7 @@ def test_gzip_and_several_inputs(tmp_path: Path):
     assert list(read_documents([plain, packed, plain])) == ["1", "2", "3", "4", "1", "2"]
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b'{"text": "1"}\n' * 99)[:-20]])
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b'{"text": "1"}\n' * 99)[:-20]], ids=["not", "torn"])
 def test_unreadable_files_are_named(tmp_path: Path, content: bytes):
     (tmp_path / "a.jsonl.gz").write_bytes(content)
     with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: cannot be read"):
