@@ -99,7 +99,7 @@ def sharding_of(config: Config, devices: int | None = None) -> Sharding:
         ShardedParameter(
             name,
             leaf.shape,
-            tuple(rules.rule(axis) for axis in logical_axes(leaf)),
+            tuple(rules.rule(axis) for axis in logical_axes(leaf) if axis),
             sharding.shard_shape(leaf.shape),
             _shard_bytes(leaf, sharding),
         )

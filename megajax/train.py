@@ -30,9 +30,9 @@ from megajax.training.evaluate import Evaluator
 from megajax.training.feed import Feed
 from megajax.training.health import check_step
 from megajax.training.run_directory import RunDirectory
-from megajax.training.sample import print_sample
+from megajax.training.sample import encode_prompt, print_sample
 from megajax.training.schedule import Schedule
-from megajax.training.setup import check_tokenizer, prepare
+from megajax.training.setup import check_order, check_tokenizer, prepare
 from megajax.training.step import batch_shardings, build_eval_step, build_init, build_train_step
 from megajax.training.stop import StopRequest
 
@@ -86,8 +86,15 @@ class Trainer:
         self.ramp = BatchSizeRamp.from_config(config.train)
         self.steps = config.train.steps or self.ramp.steps_for_samples(config.train.samples or 0)
         samples = config.train.samples or self.steps * config.train.global_batch_size
-        sizes = {"train": samples, "valid": None, "test": None}
+        if self.steps == 0:
+            raise ConfigError(f"train.samples {samples} is less than one global batch: raise it")
+        encode_prompt(config, self.tokenizer)
+        held_out = None if config.evaluation.steps else 0  # one epoch, or nothing
+        sizes = {"train": samples, "valid": held_out, "test": held_out}
         self.datasets = build_datasets(config.data, sizes, config.train.seed, self.tokenizer)
+        dataset = self.datasets["train"]
+        if dataset is None:
+            raise ConfigError(f"data.split {config.data.split} leaves no document to train on")
 
         # Step: shapes and shardings first, numbers later, so that nothing is ever held unsharded.
         kernel = choose_attention(config, jax.default_backend())
@@ -105,8 +112,10 @@ class Trainer:
             restored, record = checkpoints.restore(self.canonical.abstract, self.canonical.shardings)
             self.state = self.canonical.back(restored)
             check_tokenizer(self.tokenizer, record, run)
+            check_order(dataset.fingerprint, self.steps, record, run)
             self.step, self.consumed = record["step"], record["consumed_samples"]
-
+        left, size_at = max(self.steps - self.step, 0), self.ramp.batch_size_at
+        self.batches = Loader(dataset, config.data, self.tokenizer.eod_id, size_at, left, self.consumed, self.feed.rows)
         self.validation: dict[int, float] = {}
         self.reporter = Reporter(config.log, run.path, self.steps, self.step, throughput_of(config, mesh))
         announce(config, mesh, kernel, self.datasets, self.steps, self.step, run)
@@ -119,25 +128,25 @@ class Trainer:
         with StopRequest() as stop, self.reporter:
             if self.step == 0 and self.config.evaluation.every:
                 self.evaluate("valid", "validation")
-            for consumed, host_batch in self._batches():
+            for consumed, host_batch in self.batches:
                 batch_size = self.ramp.batch_size_at(consumed)
                 batch = self.feed.place(host_batch, batch_size)
                 self.state, metrics = self.train_step(self.state, batch)
                 self.step, self.consumed = self.step + 1, consumed + batch_size
                 self._check(self.reporter.step(self.step, self.consumed, batch_size, metrics))
-                if not stop.requested and self._due(self.config.evaluation.every):
+                if self._due(self.config.evaluation.every):
                     self.evaluate("valid", "validation")
                 if stop.requested or self._due(self.config.checkpoint.every):
                     self.save()
                 if stop.requested:
                     break
-            if not stop.requested:
+            if self.step == self.steps:
                 self.evaluate("test", "test")
-        self.checkpoints.wait()
-        if stop.requested:
+            self.checkpoints.wait()  # in here, where a second signal cannot end the process before it is done
+        if self.step < self.steps:
             print(f"{stop.requested}: step {self.step} of {self.steps} is saved; the same command resumes")
         else:
-            print_sample(self.config, self.canonical.of(self.state).params, self.tokenizer)
+            print_sample(self.config, self.state.params, self.tokenizer)
             print(f"finished {self.steps} steps: config, checkpoints and metrics are in {self.run.path}")
         return Result(self.run.path, self.step, self.validation)
 
@@ -156,17 +165,15 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of this step, in the background if so configured."""
         self._check(self.reporter.flush())
-        record = {"step": self.step, "consumed_samples": self.consumed, "tokenizer": self.tokenizer.identity}
+        record = {
+            "step": self.step,
+            "consumed_samples": self.consumed,
+            "steps": self.steps,
+            "tokenizer": self.tokenizer.identity,
+            "order": self.batches.dataset.fingerprint,
+        }
         with self.reporter.paused():
             self.checkpoints.save(self.step, self.canonical.of(self.state), record)
-
-    def _batches(self) -> Loader:
-        dataset = self.datasets["train"]
-        if dataset is None:
-            raise ConfigError(f"data.split {self.config.data.split} leaves no document to train on")
-        size_at, rows = self.ramp.batch_size_at, self.feed.rows
-        loader = Loader(dataset, self.config.data, self.tokenizer.eod_id, size_at, self.consumed, rows)
-        return loader.first(self.steps - self.step)
 
     def _due(self, every: int | None) -> bool:
         return self.step == self.steps or (every is not None and self.step % every == 0)

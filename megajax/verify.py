@@ -62,10 +62,12 @@ def choose_layouts(config: Config, devices: int, words: str = "", most: int | No
         ConfigError: there is none.
     """
     legal = every_layout(config, devices)
+    if not legal:
+        raise ConfigError(f"no layout of {devices} devices is legal: change --devices, the batch size or the model")
     layouts = [layout for layout in legal if all(word in layout_name(layout) for word in words.split())]
     if not layouts:
-        examples = f"such as {layout_name(legal[0])!r}" if legal else "change the batch size or the model"
-        raise ConfigError(f"no layout with {words!r} of {devices} devices among {len(legal)}: {examples}")
+        example = layout_name(legal[len(legal) // 2])
+        raise ConfigError(f"no layout of {devices} devices has {words!r} in its name; one is called {example!r}")
     most = min(most or len(layouts), len(layouts))
     return [layouts[i * len(layouts) // most] for i in range(most)]
 

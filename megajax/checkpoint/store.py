@@ -8,6 +8,8 @@ writes into a temporary directory and renames it last, so a killed save is no ch
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -58,13 +60,13 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the finished checkpoints, ascending."""
-        return sorted(self._manager.all_steps())
+        """Steps of the finished checkpoints, ascending; one that is still being written has another name."""
+        return sorted(int(path.name) for path in self.directory.glob("*") if path.name.isdigit())
 
     @property
     def latest(self) -> int | None:
         """Newest finished step."""
-        return self._manager.latest_step()
+        return max(self.steps, default=None)
 
     def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
         """Start writing; returns once the state is copied, so that the next step may overwrite its buffers.
@@ -72,13 +74,13 @@ class Checkpoints:
         Raises:
             ConfigError: this save, or the one before it that ran in the background, could not be written.
         """
-        if step in self.steps:
+        if step in self._manager.all_steps():
             return
         arrays = {name: _array(leaf) for name, leaf in named_leaves(state)}
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(arrays), record=ocp.args.JsonSave({"version": FORMAT_VERSION, **record})
         )
-        with _SavingErrors(self.directory):
+        with self._saving():
             self._manager.save(step, args=items, force=True)
 
     def wait(self) -> None:
@@ -87,7 +89,7 @@ class Checkpoints:
         Raises:
             ConfigError: a save could not be written.
         """
-        with _SavingErrors(self.directory):
+        with self._saving():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
@@ -120,17 +122,19 @@ class Checkpoints:
             prefix + name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
             for (name, leaf), sharding in zip(named_leaves(like), jax.tree.leaves(shardings), strict=True)
         }
-        self._check_arrays(step, wanted, prefix, tables)
         arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
         for name in tables:
             arguments[name] = replace(arguments[name], strict=False)
         state = ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=bool(part))
-        arrays = self._manager.restore(step, args=ocp.args.Composite(state=state))["state"]
+        with self._reading(step):
+            self._check_arrays(step, wanted, prefix, tables)
+            arrays = self._manager.restore(step, args=ocp.args.Composite(state=state))["state"]
         return Restored(annotate(like, lambda name, _: arrays[prefix + name]), record)
 
     def record(self, step: int) -> dict[str, Any]:
         """The JSON record of one checkpoint."""
-        return self._manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
+        with self._reading(step):
+            return self._manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
 
     def __enter__(self) -> Self:
         return self
@@ -146,6 +150,16 @@ class Checkpoints:
             log.warning("%s", second)
         finally:
             self._manager.close()
+
+    def _saving(self) -> AbstractContextManager[None]:
+        remedy = "free space or change output_dir; finished checkpoints are intact, run the same command to resume"
+        return _one_line(f"saving a checkpoint to {self.directory}", remedy)
+
+    def _reading(self, step: int) -> AbstractContextManager[None]:
+        path = self.directory / str(step)
+        return _one_line(
+            f"reading the checkpoint {path}", f"if it is damaged, remove {path} to resume from an older one"
+        )
 
     def _check_arrays(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str, tables: set[str]) -> None:
         metadata = self._manager.item_metadata(step)["state"]
@@ -163,24 +177,16 @@ class Checkpoints:
                 raise ConfigError(f"{path}: {name} is {there} there and {leaf.shape} in this model")
 
 
-class _SavingErrors:
-    """Turn what Orbax and the file system raise while saving into one line that names the directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, Exception) and not isinstance(error, ConfigError):
-            reason = " ".join(str(error).split())[-200:]  # what went wrong stands last
-            raise ConfigError(
-                f"saving a checkpoint to {self.directory} failed ({reason}): free space or change output_dir; "
-                "finished checkpoints are intact, run the same command to resume"
-            ) from error
+@contextmanager
+def _one_line(what: str, remedy: str) -> Iterator[None]:
+    """Turn what Orbax and the file system raise into one line that names the directory."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[-200:]  # what went wrong stands last
+        raise ConfigError(f"{what} failed ({reason}): {remedy}") from error
 
 
 def _array(leaf: Any) -> jax.Array:

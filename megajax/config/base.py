@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 T = TypeVar("T")
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-DropoutRate = Annotated[float, Field(ge=0.0, lt=1.0)]
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class ConfigError(ValueError):

@@ -42,6 +42,10 @@ def entry_point(run: Callable[[list[str]], int | None]) -> Command:
         except ConfigError as error:
             print("megajax: error:", *str(error).split(), file=sys.stderr)
             return 2
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            print(f"megajax: error: {where}{error.strerror or error}: make room or check the path", file=sys.stderr)
+            return 2
         except FloatingPointError as error:
             print("megajax: stopped:", *str(error).split(), file=sys.stderr)
             return 3

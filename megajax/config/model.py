@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from megajax.config.base import ConfigError, DropoutRate, Fraction, component
+from megajax.config.base import BelowOne, ConfigError, Fraction, component
 
 
 @component
@@ -51,9 +51,9 @@ class ModelConfig:
     """Normalise each query and key head before the rotary embedding."""
     tied_head: bool = True
     """Use the token embedding as the output matrix."""
-    attention_dropout: DropoutRate = 0.0
+    attention_dropout: BelowOne = 0.0
     """Dropout rate on attention probabilities."""
-    hidden_dropout: DropoutRate = 0.0
+    hidden_dropout: BelowOne = 0.0
     """Dropout rate on the embedding and on every branch before it joins the residual stream."""
     init_std: NonNegativeFloat = 0.02
     """Standard deviation of the initial weights; output layers use init_std / sqrt(2 L)."""

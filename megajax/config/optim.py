@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from megajax.config.base import Fraction, component
+from megajax.config.base import BelowOne, Fraction, component
 
 
 @component
@@ -21,13 +21,13 @@ class OptimConfig:
     """Learning rate after the decay."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay, on matrices and embeddings only."""
-    beta1: Fraction = 0.9
+    beta1: BelowOne = 0.9
     """First-moment decay (adamw, lion, muon's adamw part)."""
-    beta2: Fraction = 0.999
+    beta2: BelowOne = 0.999
     """Second-moment decay (adamw; for lion, the decay of its momentum)."""
     eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
-    momentum: Fraction = 0.9
+    momentum: BelowOne = 0.9
     """Momentum of sgd and muon."""
     clip_grad: NonNegativeFloat = 1.0
     """Largest global L2 norm of the gradient; 0 = no clipping."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from megajax.config.base import component
 
-ACTIVATION_NAMES = ("block_input", "attention_residual", "qkv", "attention_out", "attention_stats", "mlp_hidden")
+ACTIVATION_NAMES = ("block_input", "attention_residual", "qkv", "attention_out", "mlp_hidden")
 """Activations of a block that `train.remat` can keep, in the order in which they are computed."""
 
 
@@ -26,7 +26,7 @@ class TrainConfig:
     """Samples that one data-parallel replica (data x fsdp) pushes through the model at a time."""
     rampup: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
     """Batch-size ramp-up (start, increment, samples), Megatron's --rampup-batch-size."""
-    seed: int = 1234
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1234
     """Initial weights, sample order and dropout all follow from it."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Numbers of the forward and backward pass; weights at rest, gradients and optimizer stay fp32."""

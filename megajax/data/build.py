@@ -71,6 +71,8 @@ class _SplitBuilder:
         sources = parse_data_path(path)
         parts = [_Part(source, self._documents(source.prefix, bounds, name)) for source in sources]
         parts = [part for part in parts if part.indices.size]
+        if num_samples is None:
+            parts = [part for part in parts if self._holds_a_sample(part, name)]
         if not parts:
             return None
         # Megatron ignores the weight of a single prefix on a path per split, but blends it on a common path
@@ -84,6 +86,15 @@ class _SplitBuilder:
         if not indices.size:
             log.warning("%s: its %d documents leave none for the %s split", prefix, count, name)
         return indices
+
+    def _holds_a_sample(self, part: _Part, name: str) -> bool:
+        tokens = int(self._open(part.source.prefix).lengths[part.indices].sum(dtype=np.int64))
+        if tokens <= self._config.seq_length:
+            log.warning(
+                "%s: the %d tokens of its %s split make no sample of %d: left out",
+                part.source.prefix, tokens, name, self._config.seq_length,
+            )  # fmt: skip
+        return tokens > self._config.seq_length
 
     def _gpt(self, name: str, part: _Part, num_samples: int | None) -> GPTDataset:
         return GPTDataset(
@@ -101,7 +112,7 @@ class _SplitBuilder:
         weights = [part.source.weight for part in parts if part.source.weight is not None]
         if weights:
             if num_samples is None:
-                raise ConfigError(f"data path: a weighted blend has no end; say how many {name} samples to take")
+                return self._until_one_ends(name, parts, weights)
             given, sizes = source_sizes(weights, num_samples)
             datasets = [self._gpt(name, part, size) for part, size in zip(parts, sizes, strict=True)]
             return BlendedDataset(datasets, weights, sum(given), self._cache_dir(parts[0]))
@@ -110,6 +121,12 @@ class _SplitBuilder:
         whole = sum(lengths)
         length = whole if num_samples is None else min(num_samples, whole)
         return BlendedDataset(datasets, lengths, length, self._cache_dir(parts[0]))
+
+    def _until_one_ends(self, name: str, parts: Sequence[_Part], weights: Sequence[float]) -> BlendedDataset:
+        """Blend one epoch of every source, as far as the first of them lasts."""
+        datasets = [self._gpt(name, part, None) for part in parts]
+        lasts = [(len(data) - 1) * sum(weights) / weight for data, weight in zip(datasets, weights, strict=True)]
+        return BlendedDataset(datasets, weights, max(1, int(min(lasts))), self._cache_dir(parts[0]))
 
     def _cache_dir(self, part: _Part) -> Path:
         return Path(self._config.cache_dir or Path(part.source.prefix).parent / "cache")

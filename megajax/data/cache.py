@@ -40,7 +40,7 @@ def load_or_build(
     paths = [folder / f"{key}-{name}.npy" for name in names]
     try:
         return [np.load(path, mmap_mode="r") for path in paths]
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         arrays = list(build())
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,10 +16,10 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     Concurrent writers of the same path do not disturb each other: the last one to finish wins.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-    with temporary.open("xb") as file:
-        try:
+    try:
+        with temporary.open("xb") as file:
             yield file
-        except BaseException:
-            temporary.unlink()
-            raise
-    temporary.replace(path)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

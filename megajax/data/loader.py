@@ -7,7 +7,6 @@ needs of it, and a run resumes under any number of processes or batch size from 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Self
 
 import grain
 import numpy as np
@@ -19,15 +18,19 @@ from megajax.data.gpt import Dataset
 
 
 class Loader:
-    """A sequence of (samples consumed before, batch) from `consumed_samples` to the last full global batch.
+    """A sequence of (samples consumed before, batch): so many full global batches from `consumed_samples` on.
 
     Args:
         dataset: where samples come from.
         config: how batches are made of them, and how many to read ahead.
         eod: end-of-document id.
         batch_size_at: global batch size after so many consumed samples (it may ramp up).
+        batches: how many.
         consumed_samples: where to start.
         rows: positions within a global batch of a given size that this process needs.
+
+    Raises:
+        ConfigError: the dataset ends before that.
     """
 
     def __init__(
@@ -36,35 +39,30 @@ class Loader:
         config: DataConfig,
         eod: int,
         batch_size_at: Callable[[int], int],
+        batches: int,
         consumed_samples: int = 0,
         rows: Callable[[int], np.ndarray] = np.arange,
     ):
-        self._dataset, self._config, self._eod, self._rows = dataset, config, eod, rows
+        self.dataset = dataset
+        self._config, self._eod, self._rows = config, eod, rows
         self._edges = [consumed_samples]
-        while (edge := self._edges[-1] + batch_size_at(self._edges[-1])) <= len(dataset):
-            self._edges.append(edge)
+        while len(self) < batches:
+            self._edges.append(self._edges[-1] + batch_size_at(self._edges[-1]))
+        if self._edges[-1] > len(dataset):
+            raise ConfigError(
+                f"{self._edges[-1]:,} samples are needed to the end, the training data has {len(dataset):,}: "
+                "name more data, or lower train.steps"
+            )
 
     def __len__(self) -> int:
-        """Return the number of full global batches left; an incomplete last one is never served."""
+        """Return the number of global batches."""
         return len(self._edges) - 1
-
-    def first(self, batches: int) -> Self:
-        """Stop after so many batches.
-
-        Raises:
-            ConfigError: there are fewer.
-        """
-        if batches > len(self):
-            missing = f"{len(self)} batches are left in the training data, {batches} are needed"
-            raise ConfigError(f"{missing}: name more data, or lower train.steps")
-        self._edges = self._edges[: batches + 1]
-        return self
 
     def __getitem__(self, i: int) -> tuple[int, Batch]:
         """Read batch `i` from the start of this loader."""
         consumed, end = self._edges[i : i + 2]
         sample_ids = consumed + self._rows(end - consumed)
-        samples = [self._dataset[sample] for sample in sample_ids.tolist()]
+        samples = [self.dataset[sample] for sample in sample_ids.tolist()]
         return consumed, make_batch(samples, sample_ids, self._config, self._eod)
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:

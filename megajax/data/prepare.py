@@ -35,8 +35,9 @@ def prepare_text(data: DataConfig, tokenizer: TokenizerConfig, directory: Path) 
             train_sentencepiece(read_documents(data.text, data.text_key), model, tokenizer.vocab_size)
         tokenizer = replace(tokenizer, model=str(model))
     prefixes = []
-    for text in data.text:
-        prefix = directory / "data" / Path(text).name.split(".")[0]
+    for number, text in enumerate(data.text):
+        name = Path(text).name.removesuffix(".gz").removesuffix(".jsonl")
+        prefix = directory / "data" / f"{number}-{name}"  # the number tells files of the same name apart
         made = f"{prefix}_{data.text_key}_document"
         if not Path(f"{made}.idx").exists():
             prefix.parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ def visible(
     Returns:
         [B or 1, S, T] bool.
     """
-    mask = jnp.asarray(q_places[:, None] >= k_places[None, :])[None]
+    mask = (jnp.asarray(q_places)[:, None] >= jnp.asarray(k_places)[None, :])[None]
     if q_segments is not None and k_segments is not None:
         mask = mask & (q_segments[:, :, None] == k_segments[:, None, :])
     return mask

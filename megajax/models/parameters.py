@@ -31,11 +31,13 @@ def annotate(tree: T, fn: Callable[[str, Any], Any]) -> T:
     return jax.tree.unflatten(jax.tree.structure(tree), [fn(name, leaf) for name, leaf in named_leaves(tree)])
 
 
-def logical_axes(leaf: Any) -> tuple[str, ...]:
+def logical_axes(leaf: Any) -> tuple[str | None, ...]:
     """Logical axis of every dimension; weights stacked by layer have "layers" in front, or "chunks" and "layers" if an
-    interleaved pipeline runs them. Scalars have none.
+    interleaved pipeline runs them. Arrays that belong to no parameter (counters, constants) have no names.
     """
-    axes = leaf.get_metadata().get("axes", ()) if isinstance(leaf, nnx.Variable) else ()
+    if not isinstance(leaf, nnx.Variable):
+        return (None,) * len(leaf.shape)
+    axes = leaf.get_metadata()["axes"]
     return (*("chunks", "layers")[2 + len(axes) - len(leaf.shape) :], *axes)
 
 

@@ -64,7 +64,9 @@ class JsonlWriter:
 
     def __init__(self, path: Path, resumed_step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
+        if resumed_step == 0:
+            path.unlink(missing_ok=True)  # of a start that never reached a checkpoint
+        elif path.exists():
             _truncate_after(path, resumed_step)
         self._file = path.open("ab", buffering=0)
 
@@ -105,7 +107,7 @@ class TensorBoardWriter:
     def __init__(self, directory: Path, resumed_step: int) -> None:
         self._writer = FileWriter(str(directory))
         # TensorBoard hides what an interrupted run wrote from this step on.
-        first = resumed_step + 1
+        first = resumed_step + 1 if resumed_step else 0
         self._writer.add_event(Event(file_version="brain.Event:2"), first)
         self._writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)), first)
 

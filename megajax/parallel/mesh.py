@@ -43,7 +43,7 @@ def compile_fast() -> None:
     flags = ["--xla_backend_optimization_level=0"]
     if jax.__version_info__ < (0, 12):  # later versions refuse the flag
         flags.append("--xla_cpu_use_fusion_emitters=false")
-    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
+    os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*os.environ.get("XLA_FLAGS", "").split(), *flags]))
 
 
 def build_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:

@@ -94,8 +94,8 @@ class Rules:
     def _sharding(self, name: str, leaf: Any) -> NamedSharding:
         axes = logical_axes(leaf)
         for dim, axis, size in zip(range(len(axes)), axes, leaf.shape, strict=True):
-            ways = self.size(*self.rule(axis).at_rest)
-            if size % ways:
+            ways = self.size(*self.rule(axis).at_rest) if axis else 1
+            if axis and size % ways:
                 raise ConfigError(
                     f"{name}: dim {dim} ({axis}) has {size} entries, not divisible by "
                     f"{' x '.join(self.rule(axis).at_rest)} = {ways}: choose parallel sizes that divide it"

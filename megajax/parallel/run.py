@@ -130,7 +130,7 @@ class Runner:
 
     def _reduce_over_data(self, leaf: Any) -> jax.Array:
         """Sum a gradient over `data`, keeping only this device's part where it is cut over `data` at rest."""
-        cuts = [self.rules.rule(axis).at_rest for axis in logical_axes(leaf)]
+        cuts = [self.rules.rule(axis).at_rest if axis else () for axis in logical_axes(leaf)]
         dims = [dim for dim, cut in enumerate(cuts) if "data" in cut]
         return self._net.reduce_scatter(leaf[...], "data", dims[0]) if dims else self._net.psum(leaf[...], "data")
 

@@ -44,6 +44,8 @@ def layout_name(layout: Config) -> str:
         words["zero"] = parallel.zero
     if parallel.tensor > 1:
         words["sequence"] = "on" if parallel.sequence_parallel else "off"
+    if layout.train.attention == "ring":
+        words["attention"] = "ring"
     words["remat"] = remat if isinstance(remat, str) else "+".join(remat)
     words["microbatches"] = microbatches(layout)
     return " ".join(f"{key}={value}" for key, value in words.items())

@@ -21,6 +21,9 @@ from megajax.training.run_directory import RunDirectory
 ATTENTION_FLOPS: Literal["full", "causal"] = "causal"
 """Convention of the model FLOPs: Megatron-LM's since core 0.12."""
 
+MOMENTS = {"adamw": 2, "muon": 2, "lion": 1, "sgd": 1}
+"""fp32 numbers that an optimizer keeps per weight (muon: at most)."""
+
 
 def throughput_of(config: Config, mesh: Mesh) -> Throughput:
     """What a sample costs and what the devices could do, for MFU."""
@@ -53,13 +56,15 @@ def announce(
     sequence = "on" if config.parallel.sequence_parallel and mesh.shape["tensor"] > 1 else "off"
     count = parameter_count(model)
     shards = mesh.shape["pipe"] * mesh.shape["fsdp"] * mesh.shape["tensor"]
+    at_rest = shards * (mesh.shape["data"] if config.parallel.zero else 1)
+    held = count * (4 * (1 + MOMENTS[config.optim.name]) / at_rest + 4 / shards)
     sizes = ", ".join(f"{name} {len(data) if data else 0:,}" for name, data in datasets.items())
     start = f"resumed at step {resumed_step}" if resumed_step else "new"
     rows = {
         "run": f"{run.path} ({start} of {steps} steps)",
         "mesh": f"{axes} ({jax.devices()[0].device_kind}), sequence parallel {sequence}",
         "model": f"{count / 1e6:,.1f} M parameters, vocabulary {model.vocab_size} in {model.padded_vocab_size} rows",
-        "memory": f"{count * 16 / shards / 2**30:.3f} GiB a device for fp32 weights, gradients and two moments",
+        "memory": f"about {held / 2**30:.3f} GiB a device for fp32 weights, gradients and optimizer state",
         "precision": f"{train.precision}, remat {train.remat}",
         "attention": f"{kernel.name} ({kernel.reason})",
         "batch": f"{train.global_batch_size} x {config.data.seq_length} tokens, micro batch {train.micro_batch_size}",

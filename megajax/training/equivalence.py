@@ -119,15 +119,10 @@ class Outcome:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     """Of the gradients, before clipping."""
-    first: dict[str, np.ndarray] = field(default_factory=dict)
-    """The state after one step."""
+    first_gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    """Of the first step, up to a constant factor, by the name of the moment that they were read from."""
     final: dict[str, np.ndarray] = field(default_factory=dict)
     """The state after all steps."""
-
-    @property
-    def first_gradients(self) -> dict[str, np.ndarray]:
-        """The momentum that every optimizer keeps: after one step it is the gradient times a constant."""
-        return {name: value for name, value in self.first.items() if ".mu." in name or ".trace." in name}
 
 
 def train_layout(config: Config, steps: int) -> Outcome:
@@ -141,7 +136,7 @@ def train_layout(config: Config, steps: int) -> Outcome:
         outcome.losses.append(float(metrics["lm loss"]))
         outcome.norms.append(float(metrics["grad-norm"]))
         if number == 0:
-            outcome.first = gathered(state)
+            outcome.first_gradients = unclipped_gradients(gathered(state), outcome.norms[0], config.optim.clip_grad)
     outcome.final = gathered(state)
     return outcome
 
@@ -166,6 +161,15 @@ def random_batch(config: Config, step: int) -> Batch:
 def gathered(tree: Any) -> dict[str, np.ndarray]:
     """Every array of a state by name, on the host, layers stacked as in a checkpoint."""
     return {name: np.asarray(leaf[...]) for name, leaf in named_leaves(join_layers(jax.device_get(tree)))}
+
+
+def unclipped_gradients(state: dict[str, np.ndarray], norm: float, clip_grad: float) -> dict[str, np.ndarray]:
+    """Gradients of a first step up to a constant factor, from the momentum that every optimizer keeps.
+
+    Clipping is undone: through the norm, one wrong gradient makes all the others wrong.
+    """
+    factor = np.float32(max(1.0, norm / clip_grad) if clip_grad else 1.0)
+    return {name: value * factor for name, value in state.items() if ".mu." in name or ".trace." in name}
 
 
 @dataclass(frozen=True)

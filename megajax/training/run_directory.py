@@ -50,7 +50,7 @@ class RunDirectory:
         """
         run = cls(Path(config.output_dir))
         # Until there is more than config.yaml nothing has begun, and what a failed start got wrong may be corrected.
-        if any(path.is_file() and path != run.config_file for path in run.path.rglob("*")):
+        if any(path.is_file() and path.stem != "config" for path in run.path.rglob("*")):
             if not run.config_file.exists():
                 raise ConfigError(f"{run.path} holds files but no run (no config.yaml): choose another output_dir")
             run._require_same(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from megajax.config.parallel import fit_vocabulary
 from megajax.data.prepare import prepare_text
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.training.run_directory import RunDirectory
+
+log = logging.getLogger(__name__)
 
 
 def prepare(config: Config, run: RunDirectory) -> tuple[Config, Tokenizer]:
@@ -35,10 +38,28 @@ def prepare(config: Config, run: RunDirectory) -> tuple[Config, Tokenizer]:
 
 
 def check_tokenizer(tokenizer: Tokenizer, record: dict[str, Any], run: RunDirectory) -> None:
-    """Refuse to resume a run whose tokenizer now gives other ids."""
+    """Refuse a checkpoint whose tokenizer gave other ids."""
     if record["tokenizer"] != tokenizer.identity:
         changed = [key for key, value in tokenizer.identity.items() if record["tokenizer"].get(key) != value]
         raise ConfigError(
             f"the tokenizer of {run.path} changed since its checkpoint ({', '.join(changed)}): "
             "restore the old files, or choose another output_dir"
         )
+
+
+def check_order(order: str, steps: int, record: dict[str, Any], run: RunDirectory) -> None:
+    """Refuse to resume where sample numbers mean other samples.
+
+    A run that is made longer may need more epochs, and Megatron-LM's order of samples depends on their number: then the
+    order changes, which is said and not refused.
+    """
+    if record["order"] == order:
+        return
+    if record["steps"] == steps:
+        raise ConfigError(
+            f"the training data of {run.path} changed since its checkpoint: restore it, or choose another output_dir"
+        )
+    log.warning(
+        "train.steps was %d and is %d: the order of samples is that of the longer run, some may come twice",
+        record["steps"], steps,
+    )  # fmt: skip

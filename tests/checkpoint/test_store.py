@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from megajax.data.batch import make_batch
 from megajax.training.step import build_init
 from tests.harness import BATCH, LLAMA, compile_layout, gathered, random_samples, tiny_config
 
+ROOT = Path(__file__).parents[2]
 SAVED_ON = ParallelConfig(data=2, tensor=2, fsdp=2)
 State = dict[str, jax.Array]
 
@@ -113,17 +116,45 @@ def test_an_interrupted_save_is_no_checkpoint(tmp_path: Path, caplog: pytest.Log
 
 
 def test_a_save_that_fails_is_an_error_that_names_the_directory(tmp_path: Path) -> None:
-    """Case K05: in the background or not, at the latest when the run ends; what was finished stays."""
+    """Case K05: the background save's error surfaces; what was finished stays. In a process of its own, as Orbax's
+    threads outlive the failure."""
     directory = tmp_path / "run"
     save_steps(directory, [1])
-    checkpoints = Checkpoints(directory, CheckpointConfig())
-    directory.rename(tmp_path / "moved")
-    directory.write_text("a file where the directory was")
-    with pytest.raises(ConfigError, match=f"saving a checkpoint to {directory} failed"):
-        checkpoints.save(2, small_state(2), {"step": 2})
-        checkpoints.wait()
+    code = f"""
+import os, sys
+from pathlib import Path
+import jax.numpy as jnp
+from megajax.checkpoint.store import Checkpoints
+from megajax.config import CheckpointConfig, ConfigError
+directory = Path({str(directory)!r})
+checkpoints = Checkpoints(directory, CheckpointConfig())
+directory.rename({str(tmp_path / "moved")!r})
+directory.write_text("a file where the directory was")
+try:
+    checkpoints.save(2, {{"weight": jnp.ones(4)}}, {{"step": 2}})
+    checkpoints.wait()
+except ConfigError as error:
+    print(error, flush=True)
+    os._exit(2)
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", code], text=True, capture_output=True, cwd=ROOT, timeout=120, check=False
+    )
+    assert process.returncode == 2, process.stderr
+    assert f"saving a checkpoint to {directory} failed" in process.stdout
     with Checkpoints(tmp_path / "moved", None) as moved:
         assert moved.steps == [1]
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    """Its files are emptied: one line that says which to remove."""
+    save_steps(tmp_path, [1])
+    for path in (tmp_path / "1" / "state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    state = small_state(0)
+    with Checkpoints(tmp_path, None) as checkpoints, pytest.raises(ConfigError, match=f"remove {tmp_path}/1"):
+        checkpoints.restore(state, shardings(state))
 
 
 @pytest.mark.parametrize(

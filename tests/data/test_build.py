@@ -110,9 +110,21 @@ def test_source_without_documents_in_a_split_is_left_out(write_documents, prefix
     assert documents_of(valid) <= set(range(90, 100))
 
 
-def test_weighted_blend_needs_a_size(prefix: str):
-    with pytest.raises(ConfigError, match="say how many valid samples"):
-        build(path=("1", prefix, "1", prefix), sizes={"valid": None})
+def test_weighted_blend_without_a_size_ends_with_its_first_source(prefix: str):
+    """Held-out samples of a weighted blend: in proportion, none twice, every one readable."""
+    sources = ("1", prefix, "3", prefix)
+    one = build(path=(prefix,), sizes={"valid": None})["valid"]
+    valid = build(path=sources, sizes={"valid": None})["valid"]
+    assert len(valid) == (len(one) - 1) * 4 // 3
+    assert len([valid[i] for i in range(len(valid))]) == len(valid)
+
+
+def test_held_out_splits_too_short_for_a_sample_are_left_out(write_documents, tmp_path: Path, caplog):
+    """They do not stop a training run that never asked for them."""
+    write_documents([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]] * 9 + [[1]])
+    built = build(path=(str(tmp_path / "corpus"),), split="90,10,0", sizes={"train": 2, "valid": None})
+    assert built["valid"] is None
+    assert "the 1 tokens of its valid split make no sample" in caplog.text
 
 
 @pytest.mark.parametrize("settings", [{}, {"path": ("a",), "valid_path": ("b",)}])

@@ -26,9 +26,15 @@ class Numbers:
         return np.arange(i, i + 3, dtype=np.int32)
 
 
-def load(dataset, batch_size=4, prefetch=0, **settings) -> Loader:
+def load(dataset, batch_size=4, prefetch=0, batches=None, consumed_samples=0, **settings) -> Loader:
+    """A loader of as many batches as there are, or of `batches`."""
     sizes = batch_size if callable(batch_size) else lambda consumed: batch_size
-    return Loader(dataset, DataConfig(seq_length=2, prefetch=prefetch), eod=-1, batch_size_at=sizes, **settings)
+    if batches is None:
+        edge, batches = consumed_samples, 0
+        while edge + sizes(edge) <= len(dataset):
+            edge, batches = edge + sizes(edge), batches + 1
+    config = DataConfig(seq_length=2, prefetch=prefetch)
+    return Loader(dataset, config, -1, sizes, batches, consumed_samples, **settings)
 
 
 def ids(loader) -> list[list[int]]:
