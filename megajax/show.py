@@ -47,7 +47,7 @@ class ShardedParameter(NamedTuple):
 
 
 class Sharding(NamedTuple):
-    """What a device holds at rest, in bytes where nothing else is said."""
+    """What a device holds, in bytes where nothing else is said."""
 
     mesh: dict[str, int]
     parameters: list[ShardedParameter]
@@ -107,8 +107,10 @@ def sharding_of(config: Config, devices: int | None = None) -> Sharding:
     ]
     weights = sum(parameter.shard_bytes for parameter in parameters)
     optimizer = jax.tree.map(_shard_bytes, state.opt_state, shardings.opt_state)
-    # Gradients are summed in the dtype and sharding of the parameters.
-    return Sharding(sizes, parameters, parameter_count(config.model), weights, weights, sum(jax.tree.leaves(optimizer)))
+    # Gradients add up in the dtype of the parameters, whole over `data`, which they cross once, at the end of a step.
+    gradients = jax.tree.map(_shard_bytes, state.params, Rules(mesh).shardings(state.params))
+    gradient_bytes, optimizer_bytes = (sum(jax.tree.leaves(tree)) for tree in (gradients, optimizer))
+    return Sharding(sizes, parameters, parameter_count(config.model), weights, gradient_bytes, optimizer_bytes)
 
 
 def schedule_of(config: Config, devices: int | None = None) -> Schedule:

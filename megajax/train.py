@@ -40,7 +40,8 @@ from megajax.training.stop import StopRequest
 @entry_point
 def main(argv: list[str]) -> None:
     """The command line."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)  # Orbax has set one up
+    logging.basicConfig(format="%(levelname)s: %(message)s", force=True)  # Orbax has set one up
+    logging.getLogger("megajax").setLevel(logging.INFO)
     loaded, _ = parse_command_line("python -m megajax.train", "Train a model.", argv)
     train(loaded.config)
 

@@ -4,6 +4,9 @@ Trains a few steps from the same weights on the same random samples under every 
 simulated CPU devices, and holds initial weights, first gradients and losses against those of one device. What each
 layout sends in a step is printed beside. Model, optimizer, dropout, batch size and seed are the configuration's; its
 `parallel` section is what is being varied.
+
+The losses have to stay together for a few steps, so the learning rate has to be one at which training is stable: at one
+so high that the loss jumps about, rounding alone grows past the yardstick.
 """
 
 from __future__ import annotations

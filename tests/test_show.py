@@ -94,6 +94,16 @@ def test_pipeline_holds_its_chunks_and_its_part_of_the_vocabulary():
     assert shards["word_embedding"] == ((4096, 128), (1024, 128))
 
 
+def test_zero_splits_what_lies_at_rest_over_replicas():
+    """ZeRO-1 (1910.02054): of 4 replicas each holds a quarter of all matrices and moments, but sums whole gradients."""
+    shared, split = (sharding_of(replace(TINY, parallel=ParallelConfig(data=4, zero=zero))) for zero in (0, 1))
+    quarter = {p.name: (*p.shape[:-1], p.shape[-1] // 4) for p in shared.parameters if p.rules[-1].logical == "embed"}
+    assert quarter["word_embedding"] == (128, 16)
+    assert {p.name: p.shard for p in split.parameters if p.name in quarter} == quarter
+    assert split.optimizer < 0.3 * shared.optimizer
+    assert split.gradients == shared.gradients == shared.weights
+
+
 def test_schedule_of_a_configuration():
     """16 samples in micro batches of 2 are 8 microbatches; on 2 replicas each has 4 of them."""
     config = load_config("quickstart.yaml", ["parallel.pipe=2", "train.micro_batch_size=2"]).config

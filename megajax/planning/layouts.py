@@ -15,7 +15,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType
 
 from megajax.config import Config, ConfigError, ParallelConfig, check_config
-from megajax.config.parallel import AXES
+from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.models.gpt import Gpt
 from megajax.parallel.rules import Rules
 
@@ -26,7 +26,9 @@ def legal_layouts(config: Config, devices: int) -> list[Config]:
     All mesh sizes and chunks per stage, sequence parallelism and ZeRO on and off where that makes a difference. The
     micro batch is the configured one, or its largest divisor that the samples of a replica fill.
     """
-    weights = jax.eval_shape(lambda: Gpt(jax.random.key(0), config.model))
+    # The vocabulary excludes no layout: training pads it as the layout wants it.
+    model = fit_vocabulary(config.model, ParallelConfig(tensor=devices))
+    weights = jax.eval_shape(lambda: Gpt(jax.random.key(0), model))
     return [layout for layout in _candidates(config, devices) if _is_legal(layout, weights)]
 
 

@@ -23,7 +23,7 @@ CALLS = ("jit", "closed_call", "checkpoint", "remat2", "custom_jvp_call", "custo
 
 
 def matmul_flops(program: ClosedJaxpr) -> int:
-    """FLOPs of one run, on all devices together.
+    """FLOPs of one run, on all devices together; what the compiler itself repeats on several devices counts once.
 
     A branch counts as its dearest side, taken every time.
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import cycle
-from math import lcm, prod
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from megajax.config import Config, ParallelConfig
-from megajax.config.parallel import AXES
+from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.data.batch import Batch, make_batch
 from megajax.models.parameters import join_layers, named_leaves
 from megajax.parallel.kernels import choose_attention
@@ -62,8 +62,8 @@ def comparable(config: Config, devices: int) -> tuple[Config, list[str]]:
         train = replace(train, attention="auto")
     if model.vocab_size is None:
         changes.append(f"model.vocab_size unset -> {VOCABULARY}, as no tokenizer is read")
-    multiple = lcm(model.vocab_multiple, devices)
-    model = replace(model, vocab_size=model.vocab_size or VOCABULARY, vocab_multiple=multiple)
+    model = replace(model, vocab_size=model.vocab_size or VOCABULARY)
+    model = fit_vocabulary(model, ParallelConfig(tensor=devices))
     return replace(config, model=model, train=replace(train, precision="fp32")), changes
 
 

@@ -12,6 +12,7 @@ import math
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -95,13 +96,18 @@ def compile_step(config: Config, gpu: str) -> Compiled:
         ConfigError: there is no CUDA plugin to compile with.
     """
     start = time.perf_counter()
-    sizes = {axis: getattr(config.parallel, axis) for axis in AXES}
-    mesh = build_mesh(sizes, gpu_topology(gpu, math.prod(sizes.values())))
+    devices = gpu_topology(gpu, math.prod(mesh_sizes(config).values()))
+    step, rules, state, batch = abstract_step(config, devices, choose_attention(config, "gpu").name)
+    compiled = step.lower(state, batch).compile()
+    return Compiled(compiled, rules, state, time.perf_counter() - start)
+
+
+def abstract_step(config: Config, devices: Sequence[jax.Device], attention: str) -> tuple[Any, Rules, Any, Any]:
+    """The jitted training step, its rules, and the state and batch that it takes, without numbers."""
+    mesh = build_mesh(mesh_sizes(config), devices)
     rules = Rules(mesh, config.parallel.sequence_parallel, config.parallel.zero)
     size = config.train.global_batch_size
-    step = build_train_step(
-        config, rules, Schedule.from_config(config.optim, size, size), choose_attention(config, "gpu").name
-    )
+    step = build_train_step(config, rules, Schedule.from_config(config.optim, size, size), attention)
     _, abstract, shardings = build_init(config, rules)
     state = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), abstract, shardings)
     shape = (microbatches(config), size // microbatches(config), config.data.seq_length)
@@ -110,8 +116,12 @@ def compile_step(config: Config, gpu: str) -> Compiled:
         name: jax.ShapeDtypeStruct(shape[: len(at.spec)], dtypes.get(name, jnp.int32), sharding=at)
         for name, at in batch_shardings(rules, config.data).items()
     }
-    compiled = step.lower(state, batch).compile()
-    return Compiled(compiled, rules, state, time.perf_counter() - start)
+    return step, rules, state, batch
+
+
+def mesh_sizes(config: Config) -> dict[str, int]:
+    """Devices along every mesh axis."""
+    return {axis: getattr(config.parallel, axis) for axis in AXES}
 
 
 def ring_bytes(config: Config, step: jax.stages.Compiled) -> int:

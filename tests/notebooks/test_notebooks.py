@@ -26,7 +26,7 @@ class ThisInterpreter(AsyncKernelManager):
 
 
 def run(notebook: nbformat.NotebookNode, directory: Path) -> list[str]:
-    """Execute all cells in `directory` on one CPU device; what each code cell printed."""
+    """Execute all cells in `directory`, on one CPU device unless they ask for more; what each code cell printed."""
     flags = os.environ["XLA_FLAGS"].replace("--xla_force_host_platform_device_count=8", "")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
     place = {"metadata": {"path": str(directory)}}
@@ -34,6 +34,12 @@ def run(notebook: nbformat.NotebookNode, directory: Path) -> list[str]:
     client.execute(env=environment)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return ["".join(out.text for out in cell.outputs if out.get("name") == "stdout") for cell in code]
+
+
+def images(notebook: nbformat.NotebookNode, kind: str) -> list[str]:
+    """What the cells have drawn."""
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    return [out["data"][kind] for out in outputs if kind in out.get("data", {})]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -57,9 +63,44 @@ def test_train(tmp_path: Path):
     assert text.startswith("KING HENRY. ")
     assert "[40 tokens, length]" in text
     assert re.match(r"174\.6 billion parameters: \d+\.\d GiB per GPU\n", sharding)
-    plots = [out for cell in notebook.cells for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
-    assert len(plots) == 1
+    assert len(images(notebook, "image/png")) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_sharding_rules(tmp_path: Path):
+    """Over tensor, in 2 x 4 loops: 6 gathers and 4 sums with sequence parallelism, 4 sums and no gather without."""
+    notebook = nbformat.read(ROOT / "notebooks/02_sharding_rules.ipynb", as_version=4)
+    _, table, shards, _, step, layers, unsplit, uncut, _, losses = run(notebook, tmp_path)
+    assert re.search(r"^embed +fsdp +- +ZeRO-3", table, re.MULTILINE)
+    assert re.search(r"^blocks.mlp.fc1 .*\(4, 64, 1, 256\) -> \(4, 32, 1, 128\)$", shards, re.MULTILINE)
+    residual = r"tensor +f32\[2,64,64\] .* 2 x 4$"
+    assert re.search(rf"^ +{6 * 2 * 4}  all-gather +{residual}", step, re.MULTILINE)
+    assert re.search(rf"^ +{4 * 2 * 4}  all-reduce +{residual}", step, re.MULTILINE)
+    assert re.search(r"^ +1  all-reduce +data +f32\[4,32,1,128\]", step, re.MULTILINE)
+    assert [int(count) for count in re.findall(r"^ +(\d+)  all-", layers, re.MULTILINE)] == [16, 16, 32, 16]
+    assert re.search(rf"^ +{4 * 2 * 4}  all-reduce +{residual}", unsplit, re.MULTILINE)
+    assert "all-gather" not in unsplit
+    assert re.search(r"all-gather +tensor +f32\[2,64,256\]", uncut)
+    first, *others = ([float(loss) for loss in line.split()[-3:]] for line in losses.splitlines())
+    assert others == [pytest.approx(first, abs=2e-6)] * 2
+    assert len(images(notebook, "image/png")) == 4
+
+
+def test_pipeline_schedules(tmp_path: Path):
+    notebook = nbformat.read(ROOT / "notebooks/03_pipeline_schedules.ipynb", as_version=4)
+    *_, ticks, _, _, memory, losses, poisoned = run(notebook, tmp_path)
+    assert "stage 0  F0.0 F0.1 F0.2 F0.3 F1.0 F1.1 F1.2 F1.3 .    ." in ticks
+    few, many = (float(size) for size in re.findall(r"(\S+) MiB", memory))
+    assert many < 1.1 * few
+    assert [float(loss) for loss in re.findall(r"loss (\S+) on 4 stages", losses)] == pytest.approx(
+        [float(loss) for loss in re.findall(r"(\S+) on one device", losses)], abs=2e-6
+    )
+    assert "departures=()" in losses
+    loss, without_poison = re.match(r"loss (\S+), without poison (\S+)\n", poisoned).groups()
+    assert float(loss) == pytest.approx(float(without_poison), abs=2e-6)
+    assert re.search(r"gradients without NaN: (\d+) of \1$", poisoned)
+    assert len(images(notebook, "image/svg+xml")) == 4
+    assert len(images(notebook, "image/png")) == 1
 
 
 CELLS = [
