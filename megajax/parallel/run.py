@@ -130,9 +130,22 @@ class Runner:
 
     def _reduce_over_data(self, leaf: Any) -> jax.Array:
         """Sum a gradient over `data`, keeping only this device's part where it is cut over `data` at rest."""
-        cuts = [self.rules.rule(axis).at_rest if axis else () for axis in logical_axes(leaf)]
+        axes = logical_axes(leaf)
+        cuts = [self.rules.rule(axis).at_rest if axis else () for axis in axes]
         dims = [dim for dim, cut in enumerate(cuts) if "data" in cut]
-        return self._net.reduce_scatter(leaf[...], "data", dims[0]) if dims else self._net.psum(leaf[...], "data")
+        if not dims:
+            return self._net.psum(leaf[...], "data")
+
+        def scatter(gradient: jax.Array) -> jax.Array:
+            return self._net.reduce_scatter(gradient, "data", dims[0])
+
+        if self.rules.size("fsdp") > 1:
+            # `data` cuts before `fsdp` does, so shards change hands: left to the compiler, which gathers them first.
+            return scatter(leaf[...])
+        # Left to the compiler, this would gather what `tensor` cuts.
+        spec = self.rules.at_rest(axes, AUTO_AXES)
+        local = jax.shard_map(scatter, in_specs=spec, out_specs=spec, axis_names=set(AUTO_AXES), check_vma=False)
+        return local(leaf[...])
 
     def _manual(self, fn: Callable[..., Any], model: Gpt, out_specs: Any) -> Callable[..., Any]:
         specs = annotate(model, lambda _, leaf: self.rules.in_compute(logical_axes(leaf), MANUAL_AXES))
