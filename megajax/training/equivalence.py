@@ -13,7 +13,6 @@ Shapes: G global batch, S sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import cycle
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -75,11 +74,13 @@ def one_device(config: Config) -> Config:
 
 def every_layout(config: Config, devices: int) -> list[Config]:
     """All legal layouts, with the rematerialisation policies taking turns."""
-    policies = cycle(dict.fromkeys((config.train.remat, *POLICIES)))
-    return [
-        replace(layout, train=replace(layout.train, remat=policy))
-        for layout, policy in zip(legal_layouts(config, devices), policies, strict=False)
-    ]
+    policies = list(dict.fromkeys((config.train.remat, *POLICIES)))
+    layouts = []
+    for i, layout in enumerate(legal_layouts(config, devices)):
+        # One further in every round: a choice at even distances meets all policies.
+        policy = policies[(i + i // len(policies)) % len(policies)]
+        layouts.append(replace(layout, train=replace(layout.train, remat=policy)))
+    return layouts
 
 
 class Compiled(NamedTuple):

@@ -217,7 +217,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(st.text()).map(tuple) if Ellipsis in arguments else st.tuples(*map(values_of, arguments))
     plain = {
         bool: st.booleans(),
-        int: st.integers(1),
+        int: st.integers(1, 2**32 - 1),
         float: st.floats(0, 1, exclude_min=True, exclude_max=True),
         str: st.text(),
     }
