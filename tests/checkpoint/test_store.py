@@ -17,10 +17,10 @@ from megajax.checkpoint.store import Checkpoints
 from megajax.config import CheckpointConfig, ConfigError, ParallelConfig
 from megajax.data.batch import make_batch
 from megajax.training.step import build_init
-from tests.harness import BATCH, LLAMA, compile_layout, gathered, random_samples, tiny_config
+from tests.harness import BATCH, GPT, compile_layout, gathered, random_samples, tiny_config
 
 ROOT = Path(__file__).parents[2]
-SAVED_ON = ParallelConfig(data=2, tensor=2, fsdp=2)
+SAVED_ON = ParallelConfig(data=2, tensor=4)
 State = dict[str, jax.Array]
 
 
@@ -43,8 +43,8 @@ def save_steps(directory: Path, steps: list[int], **config: Any) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
-    """A LLaMA-style state after one step on data 2 x fsdp 2 x tensor 2, in a checkpoint and as numpy arrays."""
-    state, step, feed, _ = compile_layout(tiny_config(LLAMA, 2), SAVED_ON)
+    """A state after one step on data 2 x tensor 4, in a checkpoint and as numpy arrays."""
+    state, step, feed, _ = compile_layout(tiny_config(GPT, 4), SAVED_ON)
     batch = make_batch(random_samples(0), np.arange(BATCH), tiny_config().data, eod=0)
     state, _ = step(state, feed.place(batch, BATCH))
     directory = tmp_path_factory.mktemp("checkpoints")
@@ -61,7 +61,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.
 def test_any_mesh_to_any_mesh(saved: tuple[Path, dict[str, np.ndarray]], layout: ParallelConfig) -> None:
     """Case K01: saved on 8 devices, restored on others, equal to the bit after gathering, optimizer state included."""
     directory, arrays = saved
-    config = tiny_config(LLAMA, 1)
+    config = tiny_config(GPT, 1)
     _, _, _, rules = compile_layout(config, layout)
     _, abstract, places = build_init(config, rules)
     with Checkpoints(directory, None) as checkpoints:
@@ -195,7 +195,7 @@ def test_an_empty_directory_holds_nothing_to_restore(tmp_path: Path) -> None:
 def test_a_part_of_the_state_is_read_alone(saved: tuple[Path, dict[str, np.ndarray]]) -> None:
     """Generation needs the parameters only."""
     directory, arrays = saved
-    config = tiny_config(LLAMA, 1)
+    config = tiny_config(GPT, 1)
     _, _, _, rules = compile_layout(config, ParallelConfig(data=1))
     _, abstract, places = build_init(config, rules)
     with Checkpoints(directory, None) as checkpoints:
