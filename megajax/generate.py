@@ -23,7 +23,7 @@ from jax.sharding import SingleDeviceSharding
 
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import ConfigError, TokenizerConfig
-from megajax.config.cli import entry_point
+from megajax.config.cli import OneLineParser, entry_point
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.models.decode import generate
 from megajax.models.gpt import Gpt
@@ -173,7 +173,7 @@ def _continuation(tokenizer: Tokenizer, prompt: str, ids: list[int], new: list[i
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m megajax.generate",
         description="Let a trained model continue text.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -16,7 +16,7 @@ import sys
 from typing import get_args, get_type_hints
 
 from megajax.config.base import ConfigError
-from megajax.config.cli import entry_point
+from megajax.config.cli import OneLineParser, entry_point
 from megajax.config.data import TokenizerConfig
 from megajax.data.corpus import preprocess
 from megajax.data.jsonl import read_documents
@@ -75,7 +75,7 @@ def _preprocess(args: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m megajax.preprocess",
         description="Turn text into token files, or into a tokenizer.",
         allow_abbrev=False,

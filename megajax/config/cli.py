@@ -118,11 +118,16 @@ def describe_values(loaded: Loaded) -> str:
     return "\n".join(f"{text:<{width}}  # {loaded.origins[key]}" for text, key in zip(texts, values, strict=True))
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with errors of one line and the configuration's keys in its help."""
+class OneLineParser(argparse.ArgumentParser):
+    """argparse whose errors are one line, as those of every other bad input."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise a ConfigError."""
         raise ConfigError(message)
+
+
+class _Parser(OneLineParser):
+    """With the configuration's keys in its help."""
 
     def format_help(self) -> str:
         return f"{super().format_help()}\n{describe_keys()}\n"
