@@ -11,6 +11,9 @@ microbatch, in 16-bit elements, s sequence, b batch, h embed, t tensor (sequence
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 
 from megajax.models.block import Remat
@@ -23,10 +26,21 @@ def remat_policy(remat: str | tuple[str, ...]) -> Remat:
     """The wrapper of a layer function for `train.remat`: "none", "selective", "full" or the names to keep."""
     policies = jax.checkpoint_policies
     if remat == "none":
-        policy = policies.save_anything_except_these_names(WEIGHTS)
+        policy: Callable[..., bool] = all_but_weights
     elif remat == "full":
         policy = policies.nothing_saveable
     else:
         policy = policies.save_only_these_names(*(SELECTIVE if remat == "selective" else remat))
     # Layers run in a scan, whose forward and backward loops cannot be merged: no barrier is needed to keep them apart.
     return lambda layer: jax.checkpoint(layer, policy=policy, prevent_cse=False)
+
+
+def all_but_weights(primitive: Any, *_: Any, **parameters: Any) -> bool:
+    """Keep every intermediate but weights in the form in which a layer uses them.
+
+    A view costs nothing to take again, and to keep the one before the named weights would be to keep the weights. What
+    was gathered for a layer (weights over `fsdp`, its input over `tensor`) is gathered again, as Megatron-LM does.
+    """
+    if primitive.name in ("reshape", "sharding_constraint"):
+        return False
+    return not (primitive.name == "name" and parameters["name"] == WEIGHTS)

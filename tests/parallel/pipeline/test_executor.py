@@ -127,7 +127,6 @@ def test_kept_is_what_the_policy_names(sizes: Pipeline, remat: Any, names: list[
     assert sum(map(math.prod, shapes)) - sum(map(math.prod, activations)) <= places * S * S
 
 
-@pytest.mark.xfail(strict=True, reason="without recomputation the matrices that `linear` multiplies with are kept")
 def test_weights_are_never_kept() -> None:
     """Without any recomputation all kinds of activations are, but no weight, flattened or not."""
     shapes = kept(PIPELINES[0], "none")
