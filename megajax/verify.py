@@ -99,7 +99,8 @@ def describe(traffic: Traffic) -> str:
     """`data: 9 ar; tensor: 14 ag 8 rs`: how often each collective runs in a step, by the mesh axes that it crosses."""
     counts = Counter[tuple[tuple[str, ...], str]]()
     for record in traffic:
-        counts[record.axes, record.op] += record.count
+        if record.axes:  # a group of one device sends nothing
+            counts[record.axes, record.op] += record.count
     by_axes: dict[str, list[str]] = {}
     for (axes, op), count in sorted(counts.items()):
         by_axes.setdefault("+".join(axes), []).append(f"{count} {SHORT[op]}")

@@ -92,5 +92,6 @@ def test_collectives_are_counted_by_axes() -> None:
         record("all-gather", ("tensor",), 4),
         record("all-gather", ("tensor",)),
         record("all-reduce", ("pipe", "tensor")),
+        record("all-reduce", ()),
     ]
     assert describe(Traffic(tuple(traffic))) == "pipe+tensor: 1 ar; tensor: 5 ag 8 rs"
