@@ -9,3 +9,9 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 from megajax.parallel.mesh import compile_fast
 
 compile_fast()
+
+from hypothesis import settings  # noqa: E402
+
+# An example's first call compiles, and tests share their cores: how long one takes says nothing.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
