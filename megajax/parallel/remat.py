@@ -5,7 +5,7 @@ were gathered or reshaped for a layer are never kept: the weights at rest are th
 microbatch, in 16-bit elements, s sequence, b batch, h embed, t tensor (sequence parallel, GELU MLP of 4 h):
 
     none        all that the backward pass needs, scores of the attention included with the xla kernel
-    selective   the names below: (2 + 2 + 6 + 2 + 8) s b h / t = 20 s b h / t bytes (Megatron: 34)
+    selective   all that is tagged: (2 + 2 + 6 + 2 + 8) s b h / t = 20 s b h / t bytes (Megatron: 34)
     full        2 s b h / t bytes, the block input
 """
 
@@ -16,10 +16,9 @@ from typing import Any
 
 import jax
 
+from megajax.config.train import ACTIVATION_NAMES
 from megajax.models.block import Remat
 from megajax.models.linear import WEIGHTS
-
-SELECTIVE = ("block_input", "attention_residual", "qkv", "attention_out", "mlp_hidden")
 
 
 def remat_policy(remat: str | tuple[str, ...]) -> Remat:
@@ -30,7 +29,7 @@ def remat_policy(remat: str | tuple[str, ...]) -> Remat:
     elif remat == "full":
         policy = policies.nothing_saveable
     else:
-        policy = policies.save_only_these_names(*(SELECTIVE if remat == "selective" else remat))
+        policy = policies.save_only_these_names(*(ACTIVATION_NAMES if remat == "selective" else remat))
     # Layers run in a scan, whose forward and backward loops cannot be merged: no barrier is needed to keep them apart.
     return lambda layer: jax.checkpoint(layer, policy=policy, prevent_cse=False)
 
