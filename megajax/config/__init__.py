@@ -5,16 +5,18 @@ The command line itself is `megajax.config.cli`. Importing this package does not
 
 from megajax.config.base import ConfigError
 from megajax.config.checks import check_batch, check_config, check_training, resolve_mesh
+from megajax.config.cluster import ClusterConfig
 from megajax.config.config import Config
 from megajax.config.data import DataConfig, TokenizerConfig
 from megajax.config.load import Loaded, dump_config, load_config
 from megajax.config.model import ModelConfig
 from megajax.config.optim import OptimConfig
 from megajax.config.parallel import ParallelConfig
-from megajax.config.train import CheckpointConfig, EvalConfig, LogConfig, LossScaleConfig, TrainConfig
+from megajax.config.train import CheckpointConfig, EvalConfig, LogConfig, LossScaleConfig, ProfileConfig, TrainConfig
 
 __all__ = [
     "CheckpointConfig",
+    "ClusterConfig",
     "Config",
     "ConfigError",
     "DataConfig",
@@ -25,6 +27,7 @@ __all__ = [
     "ModelConfig",
     "OptimConfig",
     "ParallelConfig",
+    "ProfileConfig",
     "TokenizerConfig",
     "TrainConfig",
     "check_batch",

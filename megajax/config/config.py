@@ -5,11 +5,12 @@ from __future__ import annotations
 from pydantic import Field
 
 from megajax.config.base import component
+from megajax.config.cluster import ClusterConfig
 from megajax.config.data import DataConfig, TokenizerConfig
 from megajax.config.model import ModelConfig
 from megajax.config.optim import OptimConfig
 from megajax.config.parallel import ParallelConfig
-from megajax.config.train import CheckpointConfig, EvalConfig, LogConfig, LossScaleConfig, TrainConfig
+from megajax.config.train import CheckpointConfig, EvalConfig, LogConfig, LossScaleConfig, ProfileConfig, TrainConfig
 
 
 @component
@@ -32,9 +33,13 @@ class Config:
     """fp16 loss scaling."""
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     """Mesh."""
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    """Processes."""
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     """Saving."""
     evaluation: EvalConfig = Field(default_factory=EvalConfig)
     """Held-out loss."""
     log: LogConfig = Field(default_factory=LogConfig)
     """Reporting."""
+    profile: ProfileConfig = Field(default_factory=ProfileConfig)
+    """Tracing."""

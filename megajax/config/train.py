@@ -65,8 +65,16 @@ class CheckpointConfig:
     """Newest checkpoints kept."""
     keep_every: PositiveInt | None = None
     """Besides, keep every checkpoint whose step is a multiple of this."""
+    keep_best: bool = False
+    """One of those kept is the one of lowest validation loss (the newest is kept besides, even if `keep_last` is 1)."""
     asynchronous: bool = True
     """Write in the background while training goes on."""
+    directory: str | None = None
+    """Where to, a path or an object store's (gs://...); unset = OUTPUT_DIR/checkpoints."""
+    local: str | None = None
+    """A fast directory of every host's own for copies in between, resumed from if newer and complete."""
+    local_every: PositiveInt | None = None
+    """Steps between those copies."""
 
 
 @component
@@ -89,6 +97,8 @@ class LogConfig:
     """Write TensorBoard events into OUTPUT_DIR/tensorboard."""
     wandb_project: str | None = None
     """Weights & Biases project; needs the wandb package."""
+    prometheus_port: PositiveInt | None = None
+    """Serve the metrics to Prometheus on this port of process 0; needs the prometheus-client package."""
     params_norm: bool = False
     """Log the L2 norm of all parameters."""
     peak_tflops: NonNegativeFloat | None = None
@@ -97,3 +107,13 @@ class LogConfig:
     """Text to continue when training ends; unset = none."""
     sample_tokens: PositiveInt = 64
     """Length of that continuation."""
+
+
+@component
+class ProfileConfig:
+    """A trace of some steps for TensorBoard or XProf, in OUTPUT_DIR/profile."""
+
+    start: PositiveInt | None = None
+    """First step traced; unset = none."""
+    stop: PositiveInt | None = None
+    """Last step traced; unset = two more."""
