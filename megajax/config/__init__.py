@@ -12,7 +12,15 @@ from megajax.config.load import Loaded, dump_config, load_config
 from megajax.config.model import ModelConfig
 from megajax.config.optim import OptimConfig
 from megajax.config.parallel import ParallelConfig
-from megajax.config.train import CheckpointConfig, EvalConfig, LogConfig, LossScaleConfig, ProfileConfig, TrainConfig
+from megajax.config.train import (
+    CheckpointConfig,
+    EvalConfig,
+    HealthConfig,
+    LogConfig,
+    LossScaleConfig,
+    ProfileConfig,
+    TrainConfig,
+)
 
 __all__ = [
     "CheckpointConfig",
@@ -21,6 +29,7 @@ __all__ = [
     "ConfigError",
     "DataConfig",
     "EvalConfig",
+    "HealthConfig",
     "Loaded",
     "LogConfig",
     "LossScaleConfig",

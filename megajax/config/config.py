@@ -10,7 +10,15 @@ from megajax.config.data import DataConfig, TokenizerConfig
 from megajax.config.model import ModelConfig
 from megajax.config.optim import OptimConfig
 from megajax.config.parallel import ParallelConfig
-from megajax.config.train import CheckpointConfig, EvalConfig, LogConfig, LossScaleConfig, ProfileConfig, TrainConfig
+from megajax.config.train import (
+    CheckpointConfig,
+    EvalConfig,
+    HealthConfig,
+    LogConfig,
+    LossScaleConfig,
+    ProfileConfig,
+    TrainConfig,
+)
 
 
 @component
@@ -31,6 +39,8 @@ class Config:
     """Update rule and schedule."""
     loss_scale: LossScaleConfig = Field(default_factory=LossScaleConfig)
     """fp16 loss scaling."""
+    health: HealthConfig = Field(default_factory=HealthConfig)
+    """Bad steps."""
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     """Mesh."""
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)

@@ -80,6 +80,8 @@ _OTHER_NAMES = {
         "rampup": "rampup_batch_size",
         "precision": "bf16 fp16 dtype",
         "remat": "recompute_granularity recompute_activations recompute_modules gradient_checkpointing",
+        "exit_duration": "exit_duration_in_mins",
+        "deterministic": "deterministic_mode",
         "attention": "attention_backend use_flash_attn attn_implementation",
     },
     "optim": {
@@ -107,6 +109,7 @@ _OTHER_NAMES = {
         "minimum": "min_loss_scale",
         "window": "loss_scale_window",
     },
+    "health": {"spike_factor": "check_for_spiky_loss"},
     "parallel": {
         "pipe": "pipeline_model_parallel_size pp",
         "data": "data_parallel_size dp",
@@ -115,7 +118,14 @@ _OTHER_NAMES = {
         "context": "context_parallel_size cp",
         "tensor": "tensor_model_parallel_size tp",
     },
-    "checkpoint": {"every": "save_interval save_steps", "keep_last": "save_total_limit", "asynchronous": "async_save"},
+    "checkpoint": {
+        "every": "save_interval save_steps",
+        "keep_last": "save_total_limit most_recent_k",
+        "keep_every": "save_retain_interval",
+        "asynchronous": "async_save",
+        "local_every": "non_persistent_save_interval",
+    },
+    "profile": {"start": "profile_step_start", "stop": "profile_step_end"},
     "evaluation": {"every": "eval_interval eval_steps", "steps": "eval_iters"},
     "log": {"every": "log_interval logging_steps", "params_norm": "log_params_norm"},
 }

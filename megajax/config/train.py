@@ -32,6 +32,10 @@ class TrainConfig:
     """Numbers of the forward and backward pass; weights at rest, gradients and optimizer stay fp32."""
     remat: Literal["none", "selective", "full"] | tuple[str, ...] = "selective"
     """What the backward pass recomputes: nothing, all but named activations, all but block inputs; or names to keep."""
+    deterministic: bool = False
+    """GPU kernels that give the same bits every time; slower. CPUs always do."""
+    exit_duration: PositiveFloat | None = None
+    """Minutes after which the run saves and ends, to be started again; unset = never."""
     attention: Literal["auto", "xla", "cudnn", "ring"] = "auto"
     """Attention kernel; auto = cudnn on GPUs in bf16/fp16, else xla; ring = keys and values travel round the context
     shards instead of being gathered. A forced kernel that cannot run is an error."""
@@ -53,6 +57,21 @@ class LossScaleConfig:
     """Overflows before the scale halves."""
     max_skips_at_minimum: PositiveInt = 10
     """Skipped steps in a row at the smallest scale after which the run stops with an error."""
+
+
+@component
+class HealthConfig:
+    """What a bad step is, and what follows: one whose loss or gradient is not finite, or whose loss is a spike."""
+
+    policy: Literal["stop", "skip", "rollback"] = "stop"
+    """A bad step changes no weight. Then: end the run; go on with the next batch; or return to the newest checkpoint
+    and go on behind the bad step, leaving out the data in between."""
+    spike_factor: PositiveFloat | None = None
+    """A loss above this many times its running mean is a spike; unset = none is."""
+    window: PositiveInt = 100
+    """Good steps that the running mean is over, and that pass before a spike can be told."""
+    patience: PositiveInt = 10
+    """Bad steps in a row (skip), or returns to the same checkpoint (rollback), before the run ends all the same."""
 
 
 @component

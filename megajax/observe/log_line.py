@@ -2,7 +2,7 @@
 
     [2025-01-31 12:00:00.000000] iteration      100/    1000 | consumed samples:         6400 | elapsed time per ... |
 
-After the standard fields come `tokens per second: ... | MFU (%): ... |` in the same form.
+After the standard fields come `tokens per second: ... | MFU (%): ... | input wait (%): ... |` in the same form.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ class Interval:
     steps: int = 0
     samples: int = 0
     seconds: float = 0.0
+    input_seconds: float = 0.0
+    """Of those, waiting for a batch."""
     skipped: int = 0
     nans: int = 0
     loss_sum: float = 0.0
 
-    def add(self, loss: float, skipped: bool, samples: int, seconds: float) -> None:
+    def add(self, loss: float, skipped: bool, samples: int, seconds: float, input_seconds: float) -> None:
         """Count one step. As in Megatron-LM, a skipped step's loss stays out of the mean."""
         self.steps += 1
         self.samples += samples
         self.seconds += seconds
+        self.input_seconds += input_seconds
         if skipped:
             self.skipped += 1
             self.nans += not math.isfinite(loss)
@@ -55,6 +58,8 @@ class LogRecord:
     """Samples of the last step."""
     speed: Speed
     """Mean over the interval."""
+    input_share: float
+    """Fraction of it spent waiting for batches."""
     learning_rate: float
     """Of the last step, as are the scale and the norms."""
     loss: float | None
@@ -86,6 +91,7 @@ def format_log_line(record: LogRecord, now: datetime) -> str:
         f"number of nan iterations: {r.nans:3d}",
         f"tokens per second: {r.speed.tokens_per_second:.1f}",
         f"MFU (%): {f'{r.speed.mfu * 100:.1f}' if r.speed.mfu is not None else 'n/a'}",
+        f"input wait (%): {r.input_share * 100:.1f}",
     ]
     return f" [{now:%Y-%m-%d %H:%M:%S.%f}] " + " | ".join(fields) + " |"
 

@@ -1,7 +1,8 @@
-"""Where the numbers of a run go: metrics.jsonl always, TensorBoard and Weights & Biases on request.
+"""Where the numbers of a run go: metrics.jsonl always, TensorBoard, Weights & Biases and Prometheus on request.
 
 All of them use Megatron-LM's scalar names: `lm loss`, `learning-rate`, `grad-norm`, `loss-scale`, `batch-size`,
 `params-norm`, `iteration-time` (s), `throughput` (TFLOP/s per device), `lm loss validation`, `lm loss validation ppl`.
+Prometheus gets them as gauges: `megajax_lm_loss`, `megajax_iteration_time`.
 
 metrics.jsonl is the record to compare runs by: one object per line, whose content depends only on the run, except for
 the member `timing`, which a comparison drops. After a resume it equals the file of a run that was never interrupted.
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,14 +49,17 @@ def open_writers(config: LogConfig, output_dir: Path, resumed_step: int) -> Iter
         resumed_step: Last step of the checkpoint the run continues from; 0 = a new run. Later records are discarded.
 
     Raises:
-        ConfigError: Weights & Biases is asked for but not installed.
+        ConfigError: Something is asked for but not installed, or the port is taken.
     """
-    project = config.wandb_project
-    makers: list[Callable[[], MetricsWriter]] = [lambda: JsonlWriter(output_dir / "metrics.jsonl", resumed_step)]
+    project, port = config.wandb_project, config.prometheus_port
+    makers: list[Callable[[], MetricsWriter]] = []
+    if port is not None:
+        makers.append(lambda: PrometheusWriter(port))
+    makers.append(lambda: JsonlWriter(output_dir / "metrics.jsonl", resumed_step))
     if config.tensorboard:
         makers.append(lambda: TensorBoardWriter(output_dir / "tensorboard", resumed_step))
     if project is not None:
-        require_wandb()
+        require("wandb", "wandb", "log.wandb_project")
         makers.append(lambda: WandbWriter(project, output_dir))
     with ExitStack() as stack:
         yield [stack.enter_context(closing(make())) for make in makers]
@@ -121,26 +127,32 @@ class TensorBoardWriter:
         self._writer.close()
 
 
-def require_wandb() -> Any:
-    """The wandb module.
+def require(module: str, extra: str, key: str) -> Any:
+    """An optional dependency.
+
+    Args:
+        module: Its name in Python.
+        extra: megajax's extra that brings it.
+        key: Configuration that asks for it.
 
     Raises:
         ConfigError: It is not installed.
     """
     try:
-        import wandb  # noqa: PLC0415 - an optional dependency
+        return import_module(module)
     except ImportError:
         raise ConfigError(
-            "log.wandb_project is set but wandb is not installed: pip install 'megajax[wandb]', or unset it"
+            f"{key} is set but {module} is not installed: pip install 'megajax[{extra}]', or unset it"
         ) from None
-    return wandb
 
 
 class WandbWriter:
     """A Weights & Biases run named after the output directory; a resumed run is a new one of the same name."""
 
     def __init__(self, project: str, output_dir: Path) -> None:
-        self._run = require_wandb().init(project=project, name=output_dir.name, dir=str(output_dir))
+        self._run = require("wandb", "wandb", "log.wandb_project").init(
+            project=project, name=output_dir.name, dir=str(output_dir)
+        )
 
     def write(self, step: int, samples: int, scalars: Scalars, timing: Scalars) -> None:
         """Send the scalars."""
@@ -149,3 +161,31 @@ class WandbWriter:
     def close(self) -> None:
         """Wait for the upload and finish the run."""
         self._run.finish()
+
+
+class PrometheusWriter:
+    """The newest value of every scalar, served at http://HOST:port/metrics."""
+
+    def __init__(self, port: int) -> None:
+        self._client = require("prometheus_client", "prometheus", "log.prometheus_port")
+        self._registry = self._client.CollectorRegistry()
+        try:
+            self._server, self._thread = self._client.start_http_server(port, registry=self._registry)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"log.prometheus_port {port} cannot be served ({reason}): choose another") from error
+        self._gauges: dict[str, Any] = {}
+
+    def write(self, step: int, samples: int, scalars: Scalars, timing: Scalars) -> None:
+        """Set the gauges."""
+        for name, value in ({"step": step, "samples": samples} | scalars | timing).items():
+            if name not in self._gauges:
+                gauge = "megajax_" + re.sub(r"\W", "_", name)
+                self._gauges[name] = self._client.Gauge(gauge, name, registry=self._registry)
+            self._gauges[name].set(value)
+
+    def close(self) -> None:
+        """Free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

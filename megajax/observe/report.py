@@ -2,13 +2,15 @@
 
 The training loop hands over each step's metrics as soon as the step is dispatched; they are read one step later:
 
-    with Reporter(config, output_dir, total_steps, resumed_step, throughput) as reporter:
+    with Reporter(config, output_dir, total_steps, resumed_step, throughput, clock) as reporter:
         for step in ...:
+            with reporter.during("input"):
+                batch = next(batches)
             state, metrics = train_step(state, batch)
             reporter.step(step, samples, batch_size, metrics)
             if time_to_evaluate:
                 reporter.flush()
-                with reporter.paused():
+                with reporter.during("evaluation"):
                     loss = evaluate(state)
                 reporter.evaluation(step, samples, loss, "validation")
 
@@ -19,7 +21,7 @@ Megatron-LM's names: `lm loss`, `learning-rate`, `grad-norm`, `loss-scale`, `ski
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -27,45 +29,65 @@ from types import TracebackType
 from typing import Self
 
 import jax
+import numpy as np
 
 from megajax.config.train import LogConfig
+from megajax.observe.clock import Clock
+from megajax.observe.goodput import Ledger, describe_goodput, goodput
 from megajax.observe.late import LateMetrics, StepMetrics
 from megajax.observe.log_line import Interval, LogRecord, format_evaluation, format_log_line, perplexity
+from megajax.observe.memory import MemoryWatch
 from megajax.observe.metrics import MetricsWriter, Scalars, open_writers
+from megajax.observe.pace import Pace
 from megajax.observe.progress import progress_bar
-from megajax.observe.throughput import Speed, StepTimer, Throughput
+from megajax.observe.throughput import Throughput
 
 
 class Reporter:
-    """Timer, interval means, log line, progress bar and metrics files of one run; a context manager."""
+    """Interval means, log line, progress bar, metrics files and goodput of one run; a context manager."""
 
     def __init__(
-        self, config: LogConfig, output_dir: Path, total_steps: int, resumed_step: int, throughput: Throughput
+        self,
+        config: LogConfig,
+        output_dir: Path,
+        total_steps: int,
+        resumed_step: int,
+        throughput: Throughput,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._output_dir = output_dir
         self._total_steps = total_steps
         self._resumed_step = resumed_step
         self._throughput = throughput
+        self._clock = clock
         self._late = LateMetrics()
         self._interval = Interval()
+        self.pace = Pace(clock)
+        self.memory = MemoryWatch()
         self._writers: list[MetricsWriter] = []
         self._exit = ExitStack()
         self._reports = jax.process_index() == 0
+        self._once: Scalars = {}
 
     def __enter__(self) -> Self:
         if self._reports:
-            writers = open_writers(self._config, self._output_dir, self._resumed_step)
-            self._writers = self._exit.enter_context(writers)
+            self._open()
             print(self._throughput.describe(), flush=True)
-            self._advance = self._exit.enter_context(progress_bar(self._total_steps, self._resumed_step))
-        self._timer = StepTimer()
+            self._ledger = Ledger(self._output_dir / "goodput.json", self._clock, self._resumed_step)
+            if len(self._ledger.starts) > 1:
+                print(describe_goodput(self._ledger.starts), flush=True)
+        self.pace.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if error is None:
-            self.flush()
-        self._exit.close()
+        with self._exit:
+            if error is None:
+                self.flush()
+            if self._reports:
+                self._ledger.save()
+                if error is None:
+                    print(self.pace.describe(), describe_goodput(self._ledger.starts), sep="\n", flush=True)
 
     def step(self, step: int, samples: int, batch_size: int, scalars: Mapping[str, jax.Array]) -> StepMetrics | None:
         """Take the metrics of the step just dispatched; report and return those of the step before.
@@ -76,15 +98,19 @@ class Reporter:
             batch_size: Samples of this step.
             scalars: Replicated device scalars.
         """
-        return self._report(self._late.push(step, samples, batch_size, scalars))
+        with self._clock.during("device"):
+            done = self._late.push(step, samples, batch_size, scalars)
+        return self._report(done)
 
     def flush(self) -> StepMetrics | None:
         """Wait for the step that is held back, report and return it."""
-        return self._report(self._late.pop())
+        with self._clock.during("device"):
+            done = self._late.pop()
+        return self._report(done)
 
-    def paused(self) -> AbstractContextManager[None]:
-        """Keep what happens inside out of the time per step."""
-        return self._timer.paused()
+    def during(self, cause: str) -> AbstractContextManager[None]:
+        """Book what happens inside to a cause; unless that is "input", the time per step leaves it out."""
+        return self._clock.during(cause)
 
     def evaluation(self, step: int, samples: int, loss: float, split: str) -> None:
         """Report the loss on held-out text; `split` is "validation" or "test"."""
@@ -92,19 +118,56 @@ class Reporter:
         if self._reports:
             print(format_evaluation(step, loss, split), flush=True)
 
+    def saved(self, step: int, seconds: float, asynchronous: bool) -> None:
+        """Report a checkpoint that held up training for so long."""
+        self._once["save-time"] = seconds
+        if self._reports:
+            rest = " (blocking), writing goes on" if asynchronous else ""
+            print(f"saved step {step} in {seconds:.2f} s{rest}", flush=True)
+
+    def rewind(self, step: int) -> None:
+        """Return to the checkpoint of `step`: records of later steps are discarded, their time is lost."""
+        self._late, self._interval, self._resumed_step = LateMetrics(), Interval(), step
+        self.pace.start()
+        if self._reports:
+            self._ledger.rewind(step)
+            self._exit.close()
+            self._open()
+
+    def hosts(self, table: np.ndarray, names: Sequence[str]) -> None:
+        """Name processes that are slower than the others (`Pace.hosts`)."""
+        text = self.pace.hosts(table, names)
+        if self._reports and text:
+            print(text, flush=True)
+
+    def _open(self) -> None:
+        writers = open_writers(self._config, self._output_dir, self._resumed_step)
+        self._writers = self._exit.enter_context(writers)
+        self._advance = self._exit.enter_context(progress_bar(self._total_steps, self._resumed_step))
+
     def _report(self, done: StepMetrics | None) -> StepMetrics | None:
         if done is None:
             return None
-        seconds = self._timer.lap()
+        seconds, input_seconds = self.pace.lap()
         loss, skipped = done.scalars["lm loss"], bool(done.scalars["skipped"])
-        self._interval.add(loss, skipped, done.batch_size, seconds)
+        self._interval.add(loss, skipped, done.batch_size, seconds, input_seconds)
         if self._reports:
-            timing = _timing(self._throughput.speed(done.batch_size, seconds))
+            self._ledger.done(done.step)
+            timing = self._throughput.speed(done.batch_size, seconds).scalars() | self._once
+            self._once = {}
+            due = done.step % self._config.every == 0 or done.step == self._total_steps
+            if due:
+                timing |= self._interval_timing()
             self._write(done.step, done.samples, done.scalars | {"batch-size": done.batch_size}, timing)
             self._advance(done.step, f"loss {loss:.3f}")
-            if done.step % self._config.every == 0 or done.step == self._total_steps:
+            if due:
                 print(format_log_line(self._take_record(done), datetime.now()), flush=True)
         return done
+
+    def _interval_timing(self) -> Scalars:
+        percentiles = self.pace.percentiles(last=self._interval.steps)
+        times = {f"iteration-time-{name}": seconds for name, seconds in percentiles.items()}
+        return times | {"goodput": goodput(self._ledger.starts)} | self.memory.look()
 
     def _take_record(self, done: StepMetrics) -> LogRecord:
         interval, self._interval = self._interval, Interval()
@@ -114,6 +177,7 @@ class Reporter:
             samples=done.samples,
             batch_size=done.batch_size,
             speed=self._throughput.speed(interval.samples, interval.seconds, interval.steps),
+            input_share=interval.input_seconds / interval.seconds,
             learning_rate=done.scalars["learning-rate"],
             loss=interval.loss,
             loss_scale=done.scalars["loss-scale"],
@@ -126,12 +190,3 @@ class Reporter:
     def _write(self, step: int, samples: int, scalars: Scalars, timing: Scalars) -> None:
         for writer in self._writers:
             writer.write(step, samples, scalars, timing)
-
-
-def _timing(speed: Speed) -> dict[str, float]:
-    timing = {
-        "iteration-time": speed.seconds,
-        "throughput": speed.tflops_per_device,
-        "tokens-per-second": speed.tokens_per_second,
-    }
-    return timing if speed.mfu is None else timing | {"mfu": speed.mfu}

@@ -6,9 +6,6 @@ FLOPs leave recomputation out, so recomputing more cannot raise it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -24,6 +21,15 @@ class Speed:
     """Model FLOPs, 1e12 per second."""
     mfu: float | None
     """Fraction of the peak; None if the peak is unknown."""
+
+    def scalars(self) -> dict[str, float]:
+        """For the metrics files."""
+        scalars = {
+            "iteration-time": self.seconds,
+            "throughput": self.tflops_per_device,
+            "tokens-per-second": self.tokens_per_second,
+        }
+        return scalars if self.mfu is None else scalars | {"mfu": self.mfu}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,26 +64,3 @@ class Throughput:
             f"MFU = model FLOPs / (seconds x {self.devices} devices x peak); model FLOPs per sample "
             f"{self.flops_per_sample:.4g} ({self.attention} attention, no recomputation); peak {self.peak_label}"
         )
-
-
-class StepTimer:
-    """Wall time from one lap to the next, without what happens inside `paused()` (evaluation, checkpoints)."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._start = clock()
-
-    def lap(self) -> float:
-        """Seconds since the previous lap."""
-        now = self._clock()
-        seconds, self._start = now - self._start, now
-        return seconds
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the clock for a while."""
-        begin = self._clock()
-        try:
-            yield
-        finally:
-            self._start += self._clock() - begin

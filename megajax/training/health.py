@@ -1,39 +1,116 @@
-"""Noticing that a run has gone wrong, one step after it did (metrics are read one step late)."""
+"""Steps that have gone wrong: what counts as one, and what follows.
+
+The device judges each step before it updates anything. A bad one, whose loss or gradient is not finite or whose loss is
+far above its running mean, changes nothing but the counters, so that the state that is left is always the last good one.
+The host reads the verdict one step late and does what `health.policy` says: stop, go on with the next batch, or go back
+to the last checkpoint and on behind the bad step (PaLM, 2204.02311, section 5.1: restart from before the spike, skip its
+batches). The running mean is part of the state: a resumed run judges as an undisturbed one does.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from megajax.config.config import Config
+from megajax.config.train import HealthConfig
 from megajax.observe.late import StepMetrics
 from megajax.training.loss_scale import check_loss_scale
 
 log = logging.getLogger(__name__)
 
 
+class Health(NamedTuple):
+    """Three scalars, part of the train state and of every checkpoint."""
+
+    mean_loss: jax.Array
+    """float32, mean loss of the last `health.window` good steps, roughly: older ones fade."""
+    good_steps: jax.Array
+    """int32, in that mean, at most the window."""
+    bad_in_a_row: jax.Array
+    """int32, bad steps since the last good one."""
+
+
+def init_health() -> Health:
+    """Before the first step."""
+    return Health(jnp.float32(0), jnp.int32(0), jnp.int32(0))
+
+
+def is_spike(health: Health, loss: jax.Array, config: HealthConfig) -> jax.Array:
+    """bool scalar: the loss is above `spike_factor` times a mean that a whole window of good steps has formed."""
+    if config.spike_factor is None:
+        return jnp.bool_(False)
+    return (health.good_steps >= config.window) & (loss > config.spike_factor * health.mean_loss)
+
+
+def update_health(health: Health, loss: jax.Array, good: jax.Array, bad: jax.Array, config: HealthConfig) -> Health:
+    """Health after a step that was good, bad, or neither (no token, an fp16 overflow)."""
+    weight = 1 / jnp.minimum(health.good_steps + 1, config.window).astype(jnp.float32)
+    mean = health.mean_loss + weight * (loss - health.mean_loss)
+    return Health(
+        mean_loss=jnp.where(good, mean, health.mean_loss),
+        good_steps=jnp.where(good, jnp.minimum(health.good_steps + 1, config.window), health.good_steps),
+        bad_in_a_row=jnp.where(good, 0, health.bad_in_a_row + bad),
+    )
+
+
+class RollBack(Exception):
+    """A bad step under the policy "rollback": its number, and the samples consumed up to it."""
+
+    def __init__(self, done: StepMetrics, reason: str) -> None:
+        super().__init__(reason)
+        self.step, self.samples = done.step, done.samples
+
+
 def check_step(done: StepMetrics | None, config: Config, last_checkpoint: int | None) -> None:
     """Look at a finished step's metrics.
 
-    A step that is not finite was skipped on the device, so the state is still that of the step before.
-
     Raises:
-        FloatingPointError: loss or gradient is not finite (fp16: for too many steps at the smallest loss scale).
+        RollBack: the step was bad and the policy is to go back.
+        FloatingPointError: it was bad and the policy, or its patience, ends here (fp16: too many steps overflowed at
+            the smallest loss scale).
     """
     if done is None or not done.scalars["skipped"]:
         return
     if done.scalars["tokens"] == 0:
         log.warning("step %d has no unmasked token: skipped, nothing was learned from it", done.step)
         return
-    if config.train.precision == "fp16":
+    if not done.scalars["bad-steps"]:  # an overflow, of which fp16 has some
         check_loss_scale(int(done.scalars["skips-at-minimum"]), config.loss_scale)
         return
+    health, reason = config.health, _reason(done)
+    if health.policy == "skip" and done.scalars["bad-steps"] <= health.patience:
+        log.warning("%s: skipped, nothing was learned from it", reason)
+    elif health.policy == "rollback" and last_checkpoint is not None:
+        raise RollBack(done, reason)
+    else:
+        raise FloatingPointError(f"{reason}; {_remedy(config, last_checkpoint)}")
+
+
+def give_up(bad: RollBack, config: Config, last_checkpoint: int) -> FloatingPointError:
+    """The end of a run that went back too often."""
+    times = f"went back to step {last_checkpoint} {config.health.patience} times and came no further"
+    return FloatingPointError(f"{bad}; {times}; {_remedy(config, last_checkpoint)}")
+
+
+def _reason(done: StepMetrics) -> str:
     loss, norm = done.scalars["lm loss"], done.scalars["grad-norm"]
+    rate = f"at step {done.step}, learning rate {done.scalars['learning-rate']:g}"
+    if math.isfinite(loss) and math.isfinite(norm):
+        return f"the loss jumped to {loss:g}, its running mean is {done.scalars['mean-loss']:g}, {rate}"
     name, value = ("loss", loss) if not math.isfinite(loss) else ("gradient norm", norm)
+    return f"the {name} is {value} {rate}"
+
+
+def _remedy(config: Config, last_checkpoint: int | None) -> str:
     saved = (
         "none was saved" if last_checkpoint is None else f"step {last_checkpoint} in {config.output_dir}/checkpoints"
     )
-    raise FloatingPointError(
-        f"the {name} is {value} at step {done.step}, learning rate {done.scalars['learning-rate']:g}; last good "
-        f"checkpoint: {saved}; lower optim.lr, lengthen the warm-up, or look at the data of that step"
+    return (
+        f"last good checkpoint: {saved}; lower optim.lr, lengthen the warm-up, look at the data of that step, or set "
+        "health.policy=skip or rollback"
     )

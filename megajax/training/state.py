@@ -12,6 +12,7 @@ from megajax.config.config import Config
 from megajax.config.train import LossScaleConfig
 from megajax.models.gpt import Gpt
 from megajax.models.parameters import annotate, roles, split_layers
+from megajax.training.health import Health, init_health
 from megajax.training.loss_scale import LossScale, init_loss_scale
 from megajax.training.optimizer import build_optimizer
 
@@ -29,6 +30,8 @@ class TrainState(NamedTuple):
     """Moments and counts of the optimizer."""
     loss_scale: LossScale
     """fp16 scaler; constant 1 in other precisions."""
+    health: Health
+    """Running mean of the loss, and bad steps in a row."""
 
 
 def init_state(key: jax.Array, config: Config, optimizer: optax.GradientTransformation) -> TrainState:
@@ -40,6 +43,7 @@ def init_state(key: jax.Array, config: Config, optimizer: optax.GradientTransfor
         params=params,
         opt_state=optimizer.init(params),
         loss_scale=init_loss_scale(scaling(config)),
+        health=init_health(),
     )
 
 

@@ -22,6 +22,7 @@ from megajax.models.gpt import Gpt
 from megajax.models.parameters import cast
 from megajax.parallel.rules import Rules
 from megajax.parallel.run import Batch, Runner
+from megajax.training.health import is_spike, update_health
 from megajax.training.loss_scale import update_loss_scale
 from megajax.training.optimizer import apply_update, clip_by_global_norm, global_norm
 from megajax.training.schedule import Schedule, learning_rate
@@ -53,12 +54,12 @@ def build_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """The jitted step; the state is donated.
 
-    A step that must not count (an fp16 overflow, or no unmasked token at all) leaves parameters, moments, counts and
-    schedule untouched; `skipped` says so. So does a non-finite gradient in other precisions, where the caller
-    stops: the state that is left is the last good one.
+    A step that must not count (an fp16 overflow, no unmasked token at all, or what `training.health` calls bad) leaves
+    parameters, moments, counts and schedule untouched; `skipped` says so.
 
     Metrics are fp32 scalars under Megatron-LM's names: "lm loss" (mean over tokens), "learning-rate", "grad-norm"
-    (before clipping), "loss-scale", with `log.params_norm` "params-norm"; and "tokens", "skipped", "skips-at-minimum".
+    (before clipping), "loss-scale", with `log.params_norm` "params-norm"; and "tokens", "skipped", "skips-at-minimum",
+    "mean-loss" (as the step was judged by), "bad-steps" (in a row, with this one; 0 if it was not bad).
     """
     optimizer = optimizer_for(config)
     dropout = config.model.hidden_dropout > 0 or config.model.attention_dropout > 0
@@ -77,8 +78,11 @@ def build_train_step(
         loss, gradients = runner.loss_and_gradients(model, batch, weights, state.step)
         loss, gradients = loss / scale, jax.tree.map(lambda g: g / scale, gradients)
         gradients, norm = clip_by_global_norm(gradients, config.optim.clip_grad)
-        overflow = ~jnp.isfinite(norm)
-        skip = overflow | (tokens == 0)
+        overflow = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
+        spike = is_spike(state.health, loss, config.health)
+        skip = overflow | spike | (tokens == 0)
+        # What fp16 overflows is the loss scale's affair, not a sign of ill health.
+        bad = spike | (overflow & (config.train.precision != "fp16"))
         lr = learning_rate(state.samples, schedule)
         params, opt_state = apply_update(state.params, state.opt_state, gradients, lr, optimizer, skip)
         samples = batch["sample_ids"].size
@@ -88,6 +92,7 @@ def build_train_step(
             params=params,
             opt_state=opt_state,
             loss_scale=update_loss_scale(state.loss_scale, overflow, scaling(config)),
+            health=update_health(state.health, loss, ~skip, bad, config.health),
         )
         metrics = {
             "lm loss": loss,
@@ -97,6 +102,8 @@ def build_train_step(
             "loss-scale": scale,
             "skipped": skip.astype(jnp.float32),
             "skips-at-minimum": new_state.loss_scale.skips_at_minimum.astype(jnp.float32),
+            "mean-loss": state.health.mean_loss,
+            "bad-steps": jnp.where(bad, new_state.health.bad_in_a_row, 0).astype(jnp.float32),
         }
         if config.log.params_norm:
             metrics["params-norm"] = global_norm(params)

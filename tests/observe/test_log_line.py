@@ -18,6 +18,7 @@ def record(**changes):
         "samples": 6400,
         "batch_size": 64,
         "speed": Speed(seconds=0.5126, tokens_per_second=127_844.3, tflops_per_device=312.45, mfu=0.3158),
+        "input_share": 0.0042,
         "learning_rate": 1.5e-4,
         "loss": 6.496762,
         "loss_scale": 4294967296.0,
@@ -34,7 +35,7 @@ def test_whole_line():
         " elapsed time per iteration (ms): 512.6 | throughput per GPU (TFLOP/s/GPU): 312.4 |"
         " learning rate: 1.500000E-04 | global batch size:    64 | lm loss: 6.496762E+00 | loss scale: 4294967296.0 |"
         " grad norm: 1.234 | number of skipped iterations:   2 | number of nan iterations:   0 |"
-        " tokens per second: 127844.3 | MFU (%): 31.6 |"
+        " tokens per second: 127844.3 | MFU (%): 31.6 | input wait (%): 0.4 |"
     )
 
 
@@ -58,21 +59,21 @@ def test_optional_fields():
     line = format_log_line(record(params_norm=321.0, loss=None, speed=Speed(0.5, 1.0, 2.0, None)), NOW)
     assert "| grad norm: 1.234 | params norm: 321.000 | number of skipped" in line
     assert "lm loss" not in line
-    assert line.endswith("| MFU (%): n/a |")
+    assert line.endswith("| MFU (%): n/a | input wait (%): 0.4 |")
 
 
 def test_interval_averages_the_steps_that_were_taken():
     interval = Interval()
     for loss, skipped in ((4.0, False), (float("inf"), True), (9.0, True), (3.0, False)):
-        interval.add(loss, skipped, samples=8, seconds=0.25)
+        interval.add(loss, skipped, samples=8, seconds=0.25, input_seconds=0.125)
     assert interval.loss == 3.5
     assert (interval.steps, interval.skipped, interval.nans) == (4, 2, 1)
-    assert (interval.samples, interval.seconds) == (32, 1.0)
+    assert (interval.samples, interval.seconds, interval.input_seconds) == (32, 1.0, 0.5)
 
 
 def test_interval_of_skipped_steps_has_no_loss():
     interval = Interval()
-    interval.add(1.0, True, samples=8, seconds=0.25)
+    interval.add(1.0, True, samples=8, seconds=0.25, input_seconds=0.125)
     assert interval.loss is None
 
 

@@ -1,0 +1,1 @@
+"""Tools that start, restart and check runs: see launch/README.md. They run from the root of the repository."""

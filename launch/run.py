@@ -1,0 +1,163 @@
+"""`python -m launch.run --max-restarts N [...] -- COMMAND`: a job that is started again when it crashes.
+
+    python -m launch.run --max-restarts 5 --processes 4 --min-processes 2 -- python -m megajax.train CONFIG.yaml
+
+A run goes on from its newest checkpoint by itself, so starting it again is all there is to do. That helps after a
+crash, a lost process or a hang, and not after exit codes 0 (done), 2 (bad input), 3 (diverged: it would diverge again)
+and 130 (interrupted). `--max-restarts` counts all restarts, as torchrun does. SIGTERM goes to the job, which saves and
+ends.
+
+With `--min-processes`, a job that was restarted and dies again before there is a newer checkpoint goes on with fewer
+processes: the next smaller number for which mesh and batch sizes are legal (parallel.data=auto makes room for that; the
+order of the data does not depend on it). Where another launcher starts the processes, `{processes}` in the command is
+replaced by their number, and the supervisor starts that command once:
+
+    ... --processes 8 --min-processes 4 -- srun --nodes={processes} python -m megajax.train CONFIG.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from etils import epath
+
+from launch.gpus import visible_gpus
+from launch.local import Signals, add_process_options, clean_command, describe, environments, run_processes
+from megajax.config import Config, ConfigError, check_batch, resolve_mesh
+from megajax.config.cli import OneLineParser, entry_point, parse_command_line
+
+FINAL = (0, 2, 3, 130)
+"""Exit codes after which a restart would do the same again."""
+PLACEHOLDER = "{processes}"
+
+
+@entry_point
+def main(argv: list[str]) -> int:
+    """The command line."""
+    parser = OneLineParser(prog="python -m launch.run", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--max-restarts", type=int, required=True, help="restarts in all")
+    parser.add_argument("--min-processes", type=int, help="go on with fewer processes, but no fewer than these")
+    parser.add_argument("--backoff", type=float, default=5.0, help="seconds before a restart")
+    add_process_options(parser)
+    options = parser.parse_args(argv)
+    command = clean_command(options.command)
+    run = Run.of(command, options.processes, options.devices)
+    if options.min_processes and run.config is None:
+        raise ConfigError("--min-processes needs a command with megajax.train, to know which numbers are legal")
+    return supervise(run, command, options)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the supervisor knows about the run that a command is."""
+
+    config: Config | None
+    """None if it is no `megajax.train`."""
+    devices: int
+    """Of every process."""
+
+    @classmethod
+    def of(cls, command: Sequence[str], processes: int, devices: int) -> Run:
+        """Read the configuration that the command will read.
+
+        Raises:
+            ConfigError: it would refuse it.
+        """
+        config = None
+        if "megajax.train" in command:
+            words = command[command.index("megajax.train") + 1 :]
+            config = parse_command_line("python -m megajax.train", "", words)[0].config
+            devices = devices or config.parallel.simulate_devices
+        here = len(visible_gpus())
+        return cls(config, devices or (here if PLACEHOLDER in command else here // processes))
+
+    def newest_step(self) -> int | None:
+        """Of the checkpoints; None if there is none, or no telling."""
+        if self.config is None:
+            return None
+        directory = epath.Path(self.config.checkpoint.directory or f"{self.config.output_dir}/checkpoints")
+        names = [path.name for path in directory.iterdir()] if directory.exists() else []
+        return max((int(name) for name in names if name.isdigit()), default=None)
+
+    def fewer(self, processes: int, least: int) -> int | None:
+        """The next smaller number of processes that the configuration allows, if there is one."""
+        return next(filter(self.allows, range(processes - 1, least - 1, -1)), None)
+
+    def allows(self, processes: int) -> bool:
+        """Whether mesh and batch sizes are legal for so many."""
+        if self.config is None or not self.devices:
+            return False
+        try:
+            check_batch(self.config, resolve_mesh(self.config.parallel, processes * self.devices)["data"])
+        except ConfigError:
+            return False
+        return True
+
+
+def supervise(run: Run, command: Sequence[str], options: argparse.Namespace) -> int:
+    """Start the job until it ends for good, and return its exit code."""
+    processes, restarts = options.processes, 0
+    with Signals() as signals:
+        while True:
+            before = run.newest_step()
+            report(f"start {restarts + 1} of at most {options.max_restarts + 1}: {processes} process(es), {at(before)}")
+            code = start(command, processes, options, signals)
+            after = run.newest_step()
+            ended = f"ended with {describe(code)}, {at(after)}"
+            if code in FINAL or signals.stop or restarts == options.max_restarts:
+                reason = f"{signals.stop} was received" if signals.stop else "no restart left"
+                report(f"{ended}: " + ("a restart would not change that" if code in FINAL else reason))
+                return code
+            report(f"{ended}: restart in {options.backoff:g} s")
+            if restarts and after == before and options.min_processes:
+                processes = shrink(run, processes, options.min_processes)
+            restarts += 1
+            if not wait(options.backoff, signals):
+                report(f"{signals.stop} was received: no restart")
+                return code
+
+
+def start(command: Sequence[str], processes: int, options: argparse.Namespace, signals: Signals) -> int:
+    """One start of the job, by this launcher or by the one that the command names."""
+    if any(PLACEHOLDER in word for word in command):
+        command, processes = [word.replace(PLACEHOLDER, str(processes)) for word in command], 1
+    return run_processes(command, environments(processes, options.devices), signals, options.grace)
+
+
+def shrink(run: Run, processes: int, least: int) -> int:
+    """Fewer processes, if they can be; says so either way."""
+    fewer = run.fewer(processes, least)
+    if fewer is None:
+        report(
+            f"no progress since the last start; no number from {least} to {processes - 1} is legal: {processes} again"
+        )
+        return processes
+    report(f"no progress since the last start: going on with {fewer} instead of {processes} processes")
+    return fewer
+
+
+def wait(seconds: float, signals: Signals) -> bool:
+    """Let time pass; False if there is a request to stop."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not signals.stop:
+        time.sleep(min(0.1, seconds))
+    return not signals.stop
+
+
+def at(step: int | None) -> str:
+    """Where the run is."""
+    return "no checkpoint" if step is None else f"newest checkpoint: step {step}"
+
+
+def report(message: str) -> None:
+    """One dated line, on stderr."""
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} launch.run: {message}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

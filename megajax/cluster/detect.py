@@ -1,0 +1,212 @@
+"""Which process of how many this is, as the launcher says in the environment: SLURM, Open MPI, Kubernetes, torchrun."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from megajax.config.base import ConfigError
+from megajax.config.cluster import ClusterConfig
+
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process's place among those of the run."""
+
+    source: str
+    """Who said so."""
+    processes: int = 1
+    process: int = 0
+    coordinator: str | None = None
+    """HOST:PORT at which process 0 is found."""
+    local_process: int = 0
+    """Number among the processes of the same host."""
+    local_processes: int | None = None
+    """How many those are; None = unknown."""
+    hosts: int | None = None
+    """How many hosts, as far as the launcher says."""
+    note: str = ""
+    """What was found and not used."""
+
+    def describe(self) -> str:
+        """One line for the log."""
+        if self.processes == 1:
+            return f"processes: 1 ({self.note or self.source})"
+        place = f"process {self.process} of {self.processes}, coordinator {self.coordinator}"
+        if self.local_processes:
+            place += f", {self.local_process} of {self.local_processes} on this host"
+        return f"processes: {place} ({self.source})"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A launcher, and the variables in which it tells each thing (the first that is set counts)."""
+
+    name: str
+    processes: str
+    process: tuple[str, ...]
+    local_process: str
+    local_processes: Callable[[Environment], int | None]
+    coordinator: Callable[[Environment], str | None]
+    sign: str
+    """A variable that shows the launcher even where the others are not set."""
+
+
+def detect(environ: Environment, config: ClusterConfig) -> Launch:
+    """Find this process's place: explicit keys first, then the first launcher of the table that tells all of it.
+
+    Where a launcher tells only a part (an ssh session into a job, a batch script without srun) this is one process.
+
+    Raises:
+        ConfigError: what was told contradicts itself, or leads to nowhere.
+    """
+    keys = (config.coordinator, config.processes, config.process)
+    if any(key is not None for key in keys):
+        if config.coordinator is None or config.processes is None or config.process is None:
+            raise ConfigError("cluster.coordinator, cluster.processes and cluster.process belong together: set all three")
+        return _checked(Launch("cluster.* keys", config.processes, config.process, config.coordinator))
+    notes: list[str] = []
+    for source in _SOURCES:
+        needed = {source.processes: source.processes in environ}
+        needed["/".join(source.process)] = any(name in environ for name in source.process)
+        if all(needed.values()):
+            return _checked(_read(source, environ))
+        if source.sign in environ or any(needed.values()):
+            missing = " and ".join(name for name, found in needed.items() if not found)
+            notes.append(f"{source.name}: {missing} not set, so this process runs alone")
+    return Launch("no launcher found", note="; ".join(notes))
+
+
+def _read(source: _Source, environ: Environment) -> Launch:
+    launch = Launch(
+        source.name,
+        _number(environ, source.processes),
+        _number(environ, *source.process),
+        environ.get("JAX_COORDINATOR_ADDRESS"),
+        _number(environ, source.local_process, "0"),
+        source.local_processes(environ),
+    )
+    if launch.processes == 1:
+        return launch
+    if source.name == "SLURM":
+        launch = replace(launch, hosts=len(_tasks_per_node(environ)) or None)
+    return replace(launch, coordinator=launch.coordinator or source.coordinator(environ))
+
+
+def _checked(launch: Launch) -> Launch:
+    place = f"{launch.source}: process {launch.process} of {launch.processes}"
+    if not 0 <= launch.process < launch.processes:
+        raise ConfigError(f"{place}: processes are numbered from 0 to one less than there are")
+    if launch.processes == 1:
+        return replace(launch, coordinator=None)
+    if launch.coordinator is None:
+        raise ConfigError(f"{place}: nothing says where process 0 is: set JAX_COORDINATOR_ADDRESS=HOST:PORT")
+    host, _, port = launch.coordinator.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"{place}: coordinator {launch.coordinator!r} has to be HOST:PORT")
+    several = (launch.hosts or 1) > 1 or (launch.local_processes or launch.processes) < launch.processes
+    if several and re.fullmatch(r"127\..*|localhost|\[?::1\]?", host):
+        raise ConfigError(f"{place}: coordinator {launch.coordinator} is every host itself: give process 0's address")
+    return launch
+
+
+def _number(environ: Environment, *names: str) -> int:
+    """The first of the variables that is set; a name that is a number stands for itself."""
+    name = next(name for name in names if name in environ or name.isdigit())
+    text = environ.get(name, name)
+    if not text.isdigit():
+        raise ConfigError(f"{name}={text!r} in the environment is not a number: correct or unset it")
+    return int(text)
+
+
+def _optional(name: str) -> Callable[[Environment], int | None]:
+    return lambda environ: _number(environ, name) if name in environ else None
+
+
+def _torchrun(environ: Environment) -> str | None:
+    if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
+        return None
+    # Where torchrun's own agent listens on that port, the next one is free.
+    agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return f"{environ['MASTER_ADDR']}:{_number(environ, 'MASTER_PORT') + agent}"
+
+
+def _open_mpi(environ: Environment) -> str | None:
+    """The host of mpirun, which has process 0 unless a rank file says otherwise; a port made from the job's number."""
+    # Up to Open MPI 4: "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911", from 5 on: "prterun-node01-12345@1".
+    old = re.match(r"(\d+)\.\d+;tcp6?://\[?([^,\]]+?)[,\]:]", environ.get("OMPI_MCA_orte_hnp_uri", ""))
+    new = re.match(r"prte(?:run)?-(.+)-(\d+)@", environ.get("PMIX_NAMESPACE", ""))
+    if old:
+        host = f"[{old[2]}]" if ":" in old[2] else old[2]
+        return f"{host}:{_port(int(old[1]) >> 12)}"
+    return f"{new[1]}:{_port(int(new[2]))}" if new else None
+
+
+def _slurm(environ: Environment) -> str | None:
+    """The step's first node: "node[003-010,12],other" -> node003; a port made from the step's number."""
+    first = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,]*)", environ.get("SLURM_STEP_NODELIST", ""))
+    if first is None or "SLURM_JOB_ID" not in environ:
+        return None
+    port = _port(_number(environ, "SLURM_JOB_ID") + 7 * _number(environ, "SLURM_STEP_ID", "0"))
+    return f"{first[1]}{first[2] or ''}{first[3]}:{port}"
+
+
+def _slurm_local(environ: Environment) -> int | None:
+    tasks, node = _tasks_per_node(environ), _number(environ, "SLURM_NODEID", "0")
+    return tasks[node] if node < len(tasks) else None
+
+
+def _tasks_per_node(environ: Environment) -> list[int]:
+    """Tasks of every node: "4(x2),3" -> 4, 4, 3."""
+    text = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", ""))
+    return [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
+
+
+def _port(job: int) -> int:
+    """One of the 4,096 highest ports, which Linux gives to nobody by itself."""
+    return 2**16 - 2**12 + job % 2**12
+
+
+# The order counts: mpirun and torchrun are themselves started by SLURM, once per host, and leave its variables in place.
+# SLURM_NTASKS would not do: a batch script has it too, before srun starts anything.
+_SOURCES = (
+    _Source(
+        name="JAX's variables",
+        processes="JAX_NUM_PROCESSES",
+        process=("JAX_PROCESS_ID", "JOB_COMPLETION_INDEX"),  # the second is what Kubernetes numbers an Indexed Job's pods by
+        local_process="JAX_LOCAL_PROCESS_ID",
+        local_processes=lambda environ: 1 if "JOB_COMPLETION_INDEX" in environ else None,
+        coordinator=lambda environ: None,  # JAX_COORDINATOR_ADDRESS, which any launcher may be helped out with
+        sign="JAX_COORDINATOR_ADDRESS",
+    ),
+    _Source(
+        name="torchrun's variables",
+        processes="WORLD_SIZE",
+        process=("RANK",),
+        local_process="LOCAL_RANK",
+        local_processes=_optional("LOCAL_WORLD_SIZE"),
+        coordinator=_torchrun,
+        sign="MASTER_ADDR",
+    ),
+    _Source(
+        name="Open MPI",
+        processes="OMPI_COMM_WORLD_SIZE",
+        process=("OMPI_COMM_WORLD_RANK",),
+        local_process="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_processes=_optional("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        coordinator=_open_mpi,
+        sign="OMPI_COMM_WORLD_SIZE",
+    ),
+    _Source(
+        name="SLURM",
+        processes="SLURM_STEP_NUM_TASKS",
+        process=("SLURM_PROCID",),
+        local_process="SLURM_LOCALID",
+        local_processes=_slurm_local,
+        coordinator=_slurm,
+        sign="SLURM_JOB_ID",
+    ),
+)

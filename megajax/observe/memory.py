@@ -1,0 +1,137 @@
+"""Memory of the devices: in use against the plan, and what to do when it runs out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.errors import JaxRuntimeError
+
+from megajax.config.base import ConfigError
+
+GIB = 2**30
+TOLERANCE = 1.1
+"""Times the plan above which the peak is worth a warning."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of one device."""
+
+    in_use: int
+    peak: int
+    limit: int
+    """What the allocator may take."""
+
+
+def device_memory() -> DeviceMemory | None:
+    """The fullest device of this process; None where the backend keeps no count (CPU)."""
+    counts = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
+    every = [
+        DeviceMemory(count["bytes_in_use"], count.get("peak_bytes_in_use", 0), count.get("bytes_limit", 0))
+        for count in counts
+    ]
+    return max(every, key=lambda memory: memory.peak, default=None)
+
+
+def planned_bytes(compiled: Any) -> int:
+    """What XLA has planned for a compiled step on one device: arguments, results that reuse none of them, temporaries.
+
+    Args:
+        compiled: `jax.stages.Compiled`.
+    """
+    plan = compiled.memory_analysis()
+    return plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
+
+
+class MemoryWatch:
+    """Compares what is in use with the plan."""
+
+    def __init__(self) -> None:
+        self.planned: int | None = None
+        """Bytes of a device (`planned_bytes`)."""
+        self._told = False
+
+    def look(self) -> dict[str, float]:
+        """Scalars for the metrics files; the first time, a line in the log, and a warning if the plan was wrong."""
+        memory = device_memory()
+        if not self._told:
+            self._told = True
+            print(describe_memory(memory, self.planned), flush=True)
+            if memory and self.planned and memory.peak > TOLERANCE * self.planned:
+                above = 100 * (memory.peak / self.planned - 1)
+                log.warning("device memory is %.0f %% above the plan: something else than the step holds it", above)
+        return {"memory-peak-gib": memory.peak / GIB} if memory else {}
+
+
+def describe_memory(memory: DeviceMemory | None, planned: int | None) -> str:
+    """One line: in use, peak and plan in GiB; without a count of the device, the process's own memory."""
+    plan = f"; the step is planned to take {planned / GIB:.3f} GiB" if planned is not None else ""
+    if memory is None:
+        return f"memory: n/a on this device (this process at most {resident_peak() / GIB:.3f} GiB){plan}"
+    used = f"{memory.in_use / GIB:.3f} GiB in use, {memory.peak / GIB:.3f} GiB at most"
+    return f"memory: {used} of {memory.limit / GIB:.3f} GiB a device{plan}"
+
+
+def resident_peak() -> int:
+    """Most bytes of host memory that this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+@contextmanager
+def explained_out_of_memory() -> Iterator[None]:
+    """Turn XLA's "out of memory", from compiling or running, into one line.
+
+    Raises:
+        ConfigError: needed and available bytes, and what to try.
+    """
+    try:
+        yield
+    except JaxRuntimeError as error:
+        line = explain_out_of_memory(str(error), device_memory())
+        if line is None:
+            raise
+        raise ConfigError(line) from error
+
+
+def explain_out_of_memory(message: str, memory: DeviceMemory | None) -> str | None:
+    """One line about XLA's message and the device it is about; None if it is about something else."""
+    if "RESOURCE_EXHAUSTED" not in message and "OUT_OF_MEMORY" not in message:
+        return None
+    needed = requested_bytes(message)
+    need = f"needs {needed:,} bytes ({needed / GIB:.2f} GiB) more" if needed is not None else "needs more"
+    if memory is not None:
+        free = memory.limit - memory.in_use
+        available = f"{free:,} bytes ({free / GIB:.2f} GiB) of {memory.limit / GIB:.2f} GiB are available"
+    elif "SC_AVPHYS_PAGES" in os.sysconf_names:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        available = f"{free:,} bytes ({free / GIB:.2f} GiB) of this host are available"
+    else:
+        available = "how much is available is unknown"
+    return (
+        f"out of memory: a device {need}, {available}: lower train.micro_batch_size, raise parallel.fsdp, "
+        "parallel.tensor or parallel.pipe, or set train.remat=full"
+    )
+
+
+def requested_bytes(message: str) -> int | None:
+    """The allocation that failed, out of XLA's message: in bytes, or in a rounded "18.09GiB"."""
+    text = re.search(r"allocat\w+ .*", message)
+    if text is None:
+        return None
+    sizes = re.findall(r"(\d+(?:\.\d+)?) ?(bytes|B|KiB|MiB|GiB|TiB)\b", text[0])
+    exact = [number for number, unit in sizes if unit in ("bytes", "B")]
+    if exact:
+        return int(exact[0])
+    powers = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+    return next((round(float(number) * powers[unit]) for number, unit in sizes), None)

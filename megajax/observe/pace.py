@@ -1,0 +1,71 @@
+"""How long steps take: lap by lap, in percentiles, and what this process contributes to it.
+
+Shapes: P processes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from megajax.observe.clock import IN_STEPS, Clock, Meter
+from megajax.observe.hosts import COLUMNS, describe_hosts
+
+PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+REMEMBERED = 10_000
+"""Newest steps that percentiles are over."""
+
+
+class Pace:
+    """Times of the steps of one process."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._laps, self._own = Meter(clock), Meter(clock)
+        self._times: deque[float] = deque(maxlen=REMEMBERED)
+        self._first = True
+        self._wall = 0.0
+
+    def start(self) -> None:
+        """The next lap begins now."""
+        self._laps.read()
+
+    def lap(self) -> tuple[float, float]:
+        """A step has ended: its seconds, and those of them spent waiting for a batch."""
+        self._clock.steady()
+        spent = self._laps.read()
+        seconds = sum(spent.get(cause, 0.0) for cause in IN_STEPS)
+        if not self._first:  # which compiles
+            self._times.append(seconds)
+            self._wall += seconds
+        self._first = False
+        return seconds, spent.get("input", 0.0)
+
+    def own_seconds(self) -> list[float]:
+        """This process's row of the table for `hosts`: seconds spent since the last call, by `hosts.COLUMNS`."""
+        spent = self._own.read()
+        return [spent.get(column, 0.0) for column in COLUMNS]
+
+    def hosts(self, table: np.ndarray, names: Sequence[str]) -> str | None:
+        """Which processes are slower than the others, if any (`describe_hosts`).
+
+        Args:
+            table: Rows of all processes since the last call, summed, [P, 2].
+            names: Host of every process.
+        """
+        wall, self._wall = self._wall, 0.0
+        return describe_hosts(table, wall, names)
+
+    def percentiles(self, last: int = REMEMBERED) -> dict[str, float]:
+        """Median, 90th and 99th percentile and maximum of the last steps, in seconds; none before the second step."""
+        times = list(self._times)[-last:]
+        if not times:
+            return {}
+        return dict(zip(PERCENTILES, map(float, np.percentile(times, list(PERCENTILES.values()))), strict=True))
+
+    def describe(self) -> str:
+        """One line."""
+        values = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in self.percentiles().items())
+        return f"step time of the last {len(self._times)} steps: {values or 'n/a'}"

@@ -1,0 +1,142 @@
+"""The supervisor: when it starts a job again, with how many processes, and when it does not.
+
+The jobs are stand-ins that keep a count of their starts in a file; their command line names a real configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.run import Run
+from tests.launch.programs import finish, launch, python, until
+
+CONFIG = ["megajax.train", "configs/models/gpt2_124m.yaml", "train.global_batch_size=12", "parallel.fsdp=2"]
+
+
+def job(tmp_path: Path, code: str, *words: str) -> list[str]:
+    """A program that knows how often it was `starts`-ed, can `save(step)`, and notes how many processes there are."""
+    help = (
+        f"log = '{tmp_path}/starts'\n"
+        "if rank == 0: open(log, 'a').write(os.environ.get('WORLD_SIZE', '1') + '\\n')\n"
+        "starts = len(open(log).readlines()) if rank == 0 else 0\n"
+        f"save = lambda step: os.makedirs(f'{tmp_path}/run/checkpoints/{{step}}')\n"
+    )
+    return [*python(help + code), *CONFIG, f"output_dir={tmp_path}/run", *words]
+
+
+def starts(tmp_path: Path) -> list[int]:
+    """Number of processes of every start."""
+    return [int(line) for line in (tmp_path / "starts").read_text().split()]
+
+
+def lines(err: str) -> list[str]:
+    """The supervisor's own, without their dates."""
+    return [line.partition("launch.run: ")[2] for line in err.splitlines() if "launch.run: " in line]
+
+
+def test_a_crash_is_restarted_from_the_newest_checkpoint(tmp_path: Path):
+    code = "if starts < 3: save(10 * starts); os.kill(os.getpid(), signal.SIGKILL)"
+    returned, _, err = finish(launch("run", "--max-restarts", "5", "--backoff", "0.1", *job(tmp_path, code)))
+    assert returned == 0, err
+    assert lines(err) == [
+        "start 1 of at most 6: 1 process(es), no checkpoint",
+        "ended with exit code 137 (SIGKILL), newest checkpoint: step 10: restart in 0.1 s",
+        "start 2 of at most 6: 1 process(es), newest checkpoint: step 10",
+        "ended with exit code 137 (SIGKILL), newest checkpoint: step 20: restart in 0.1 s",
+        "start 3 of at most 6: 1 process(es), newest checkpoint: step 20",
+        "ended with exit code 0, newest checkpoint: step 20: a restart would not change that",
+    ]
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 130])
+def test_some_ends_are_final(tmp_path: Path, code: int):
+    returned, _, err = finish(launch("run", "--max-restarts", "5", *job(tmp_path, f"sys.exit({code})")))
+    assert returned == code
+    assert len(starts(tmp_path)) == 1
+    assert "a restart would not change that" in lines(err)[-1]
+
+
+def test_restarts_are_limited(tmp_path: Path):
+    returned, _, err = finish(launch("run", "--max-restarts", "2", "--backoff", "0", *job(tmp_path, "sys.exit(4)")))
+    assert returned == 4
+    assert len(starts(tmp_path)) == 3
+    assert lines(err)[-1] == "ended with exit code 4 (hung), no checkpoint: no restart left"
+
+
+def test_it_goes_on_with_fewer_processes(tmp_path: Path):
+    """Batches of 12 over 4 x 1 devices with fsdp 2: 3 and 1 processes have an odd number, 2 are legal.
+
+    The first crash is met with the same number, the second one without a newer checkpoint with fewer, the third one
+    after progress with the same.
+    """
+    code = (
+        "if rank == 1: sys.exit(1)\nif rank: time.sleep(60)\n"
+        "if starts == 3: save(10)\nif starts == 4: time.sleep(0.5)\nsys.exit(0 if starts == 4 else 1)"
+    )
+    code = (
+        "time.sleep(0.3)\nif rank: sys.exit(0)\nif starts == 3: save(10)\nsys.exit(0 if starts == 4 else 1)"
+    )
+    options = ["--processes", "4", "--min-processes", "1", "--devices", "1", "--backoff", "0"]
+    returned, _, err = finish(launch("run", "--max-restarts", "5", *options, *job(tmp_path, code)))
+    assert returned == 0, err
+    assert starts(tmp_path) == [4, 4, 2, 2]
+    assert "no progress since the last start: going on with 2 instead of 4 processes" in lines(err)
+
+
+def test_another_launcher_is_told_how_many(tmp_path: Path):
+    command = job(tmp_path, f"open('{tmp_path}/words', 'a').write(sys.argv[-1] + '\\n'); sys.exit(1)")
+    options = ["--processes", "4", "--min-processes", "2", "--devices", "2", "--backoff", "0", "--max-restarts", "2"]
+    returned, _, err = finish(launch("run", *options, *command, "train.seed={processes}"))
+    assert returned == 2, err  # the word is no number yet when the configuration is read
+    assert "`train.seed` is '{processes}'" in err
+
+
+def test_legal_numbers_of_processes():
+    """fsdp 2 and 12 samples a step: 8 GPUs a process give 4 replicas each, so 1 and 3 processes are legal."""
+    run = Run.of(["python", "-m", *CONFIG], processes=4, devices=8)
+    assert [number for number in range(1, 5) if run.allows(number)] == [1, 3]
+    assert (run.fewer(4, 1), run.fewer(3, 1), run.fewer(3, 2)) == (3, 1, None)
+
+
+def test_min_processes_needs_to_know_the_run():
+    returned, _, err = finish(launch("run", "--max-restarts", "1", "--min-processes", "1", *python("pass")))
+    assert (returned, err.count("\n")) == (2, 1)
+    assert "--min-processes needs a command with megajax.train" in err
+
+
+def test_a_bad_configuration_is_found_before_anything_starts(tmp_path: Path):
+    returned, _, err = finish(launch("run", "--max-restarts", "1", *job(tmp_path, "pass", "optim.lrr=1")))
+    assert (returned, err.count("\n")) == (2, 1)
+    assert "unknown key `optim.lrr`" in err
+    assert not (tmp_path / "starts").exists()
+
+
+def test_sigterm_is_forwarded_and_ends_it(tmp_path: Path):
+    """Also when what it stops does not call that a success."""
+    code = (
+        "signal.signal(signal.SIGTERM, lambda *_: (save(7), sys.exit(1)))\n"
+        f"open('{tmp_path}/ready', 'w').close()\ntime.sleep(60)"
+    )
+    process = launch("run", "--max-restarts", "5", *job(tmp_path, code))
+    until((tmp_path / "ready").exists)
+    process.send_signal(signal.SIGTERM)
+    returned, _, err = finish(process)
+    assert returned == 1
+    assert lines(err)[-1] == "ended with exit code 1 (an error), newest checkpoint: step 7: SIGTERM was received"
+
+
+def test_sigterm_between_two_starts_ends_it(tmp_path: Path):
+    process = launch("run", "--max-restarts", "5", "--backoff", "60", *job(tmp_path, "sys.exit(1)"))
+    assert process.stderr is not None
+    while "restart in 60 s" not in process.stderr.readline():
+        pass
+    before = time.monotonic()
+    os.kill(process.pid, signal.SIGTERM)
+    returned, _, err = finish(process)
+    assert (returned, lines(err)) == (1, ["SIGTERM was received: no restart"])
+    assert time.monotonic() - before < 10

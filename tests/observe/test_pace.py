@@ -1,0 +1,78 @@
+"""Step times and what a process contributes to them."""
+
+import numpy as np
+import pytest
+
+from megajax.observe.clock import Clock
+from megajax.observe.pace import REMEMBERED, Pace
+
+
+class Hands:
+    """A clock's time, moved by hand."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def hands():
+    return Hands()
+
+
+def take_step(clock, hands, host=0.0, waits=0.0, device=0.0):
+    with clock.during("input"):
+        hands.now += waits
+    hands.now += host
+    with clock.during("device"):
+        hands.now += device
+
+
+def test_lap_has_input_and_no_evaluation(hands):
+    clock = Clock(hands)
+    hands.now = 100.0  # before the loop
+    pace = Pace(clock)
+    pace.start()
+    take_step(clock, hands, host=7.0, device=1.0)  # compiles
+    assert pace.lap() == (8.0, 0.0)
+    with clock.during("evaluation"):
+        hands.now += 50
+    take_step(clock, hands, host=0.25, waits=0.5, device=1.25)
+    assert pace.lap() == (2.0, 0.5)
+    assert pace.own_seconds() == [0.5, 0.25]
+    assert pace.own_seconds() == [0.0, 0.0]
+
+
+def test_percentiles(hands):
+    clock, pace = Clock(hands), None
+    pace = Pace(clock)
+    assert pace.percentiles() == {}
+    for milliseconds in (60_000, *range(1, 101)):
+        take_step(clock, hands, device=milliseconds / 1000)
+        pace.lap()
+    # NumPy's linear interpolation between the 1st and 100th of 100 values.
+    expected = {"p50": 0.0505, "p90": 0.0901, "p99": 0.09901, "max": 0.1}
+    assert pace.percentiles() == pytest.approx(expected)
+    assert pace.percentiles(last=3) == pytest.approx({"p50": 0.099, "p90": 0.0998, "p99": 0.09998, "max": 0.1})
+    assert pace.describe() == "step time of the last 100 steps: p50 50.5 ms, p90 90.1 ms, p99 99.0 ms, max 100.0 ms"
+
+
+def test_memory_is_bounded(hands):
+    clock = Clock(hands)
+    pace = Pace(clock)
+    for _ in range(REMEMBERED + 10):
+        pace.lap()
+    assert f"last {REMEMBERED} steps" in pace.describe()
+
+
+def test_hosts_are_measured_against_the_steps_since(hands):
+    clock = Clock(hands)
+    pace = Pace(clock)
+    for device in (60.0, 1.0, 1.0):
+        take_step(clock, hands, device=device)
+        pace.lap()
+    table = np.array([[0.01, 0.1], [0.01, 0.1], [0.5, 0.1]])
+    assert "in 2.0 s of steps" in pace.hosts(table, ("a", "b", "c"))
+    assert "in 0.0 s of steps" in pace.hosts(table, ("a", "b", "c"))
