@@ -97,7 +97,7 @@ def load_model(run_dir: str | Path, step: int | None = None) -> TrainedModel:
     dtype = DTYPES[config.train.precision]
     like = jax.eval_shape(lambda: cast(Gpt(jax.random.key(0), shape), dtype))
     device = SingleDeviceSharding(jax.local_devices()[0])
-    with Checkpoints(run.checkpoints, None) as checkpoints:
+    with Checkpoints(run.checkpoints(config.checkpoint), None) as checkpoints:
         if checkpoints.latest is None:
             raise ConfigError(f"{run.path} has no finished checkpoint: train it first")
         model, record = checkpoints.restore(like, jax.tree.map(lambda _: device, like), step, part="params")

@@ -1,40 +1,60 @@
 """`python -m megajax.train CONFIG.yaml [key=value ...]`: train a model. Read this file first; it is the whole system.
 
-Configuration -> mesh -> tokenizer and data -> shapes and shardings -> state, drawn or restored -> the loop: batch,
-step, and now and then a log line, an evaluation, a checkpoint.
+Configuration -> processes -> mesh -> tokenizer and data -> shapes and shardings -> state, drawn or restored -> the
+loop: batch, step, and now and then a log line, an evaluation, a checkpoint.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import sys
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import Config, ConfigError, check_batch, check_training, resolve_mesh
+from megajax.cluster.detect import detect
+from megajax.cluster.hosts import devices_by_host
+from megajax.cluster.join import Cluster, join
+from megajax.cluster.watchdog import Watchdog
+from megajax.config import ClusterConfig, Config, ConfigError, check_batch, check_training, dump_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
+from megajax.data.batch import Batch as HostBatch
 from megajax.data.build import build_datasets
 from megajax.data.loader import Loader
+from megajax.observe.clock import Clock
 from megajax.observe.late import StepMetrics
+from megajax.observe.memory import explained_out_of_memory
+from megajax.observe.profile import ProfileWindow
 from megajax.observe.report import Reporter
 from megajax.parallel.kernels import choose_attention
-from megajax.parallel.mesh import build_mesh, simulate_devices
+from megajax.parallel.mesh import build_mesh, deterministic_kernels, simulate_devices
 from megajax.parallel.rules import Rules
 from megajax.training.announce import announce, throughput_of
 from megajax.training.batch_size import BatchSizeRamp
 from megajax.training.canonical import CanonicalForm
+from megajax.training.compiled import CompiledStep
 from megajax.training.evaluate import Evaluator
 from megajax.training.feed import Feed
-from megajax.training.health import check_step
+from megajax.training.health import RollBack, check_step, give_up
+from megajax.training.pulse import Pulse
 from megajax.training.run_directory import RunDirectory
 from megajax.training.sample import encode_prompt, print_sample
 from megajax.training.schedule import Schedule
 from megajax.training.setup import check_order, check_tokenizer, prepare
 from megajax.training.step import batch_shardings, build_eval_step, build_init, build_train_step
-from megajax.training.stop import StopRequest
+from megajax.training.stop import Request, Requests
+
+log = logging.getLogger(__name__)
 
 
 @entry_point
@@ -59,31 +79,58 @@ class Result:
 def train(config: Config) -> Result:
     """Train a model, or go on training it: a directory with checkpoints is resumed.
 
+    Every process of a run calls this with the same configuration (but for `cluster.process`).
+
     Raises:
         ConfigError: something the user has to correct.
-        FloatingPointError: the loss is no longer finite.
+        FloatingPointError: a bad step, where `health.policy` ends the run.
     """
+    clock = Clock()
     check_training(config)
+    cluster = join_cluster(config)
+    with cluster.guard(), Requests(config.train.exit_duration) as requests, explained_out_of_memory():
+        with cluster.first_alone("claim"):
+            run = RunDirectory.claim(config) if cluster.first else RunDirectory(Path(config.output_dir))
+        where = run.checkpoints(config.checkpoint)
+        with run.locked(cluster.first), Checkpoints(where, config.checkpoint) as checkpoints:
+            return Trainer(config, run, checkpoints, cluster, clock).train(requests)
+
+
+def join_cluster(config: Config) -> Cluster:
+    """Set JAX up as the configuration asks and join the other processes, which have to have the same one."""
     if config.parallel.simulate_devices:
         simulate_devices(config.parallel.simulate_devices)
-    run = RunDirectory.claim(config)
-    with Checkpoints(run.checkpoints, config.checkpoint) as checkpoints:
-        return Trainer(config, run, checkpoints).train()
+    if config.train.deterministic:
+        deterministic_kernels()
+    identity = hashlib.sha256(dump_config(replace(config, cluster=ClusterConfig())).encode()).hexdigest()[:12]
+    return join(detect(os.environ, config.cluster), config.cluster, {"config": identity})
 
 
 class Trainer:
     """One run: everything is built in `__init__`, in the order in which it depends on what came before."""
 
-    def __init__(self, config: Config, run: RunDirectory, checkpoints: Checkpoints) -> None:
-        """Build the run, or restore it where its newest checkpoint left off."""
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        checkpoints: Checkpoints,
+        cluster: Cluster,
+        clock: Clock,
+        step: int | None = None,
+    ) -> None:
+        """Build the run, or restore it from the checkpoint of a step, the newest good one unless said otherwise."""
+        self.run, self.checkpoints, self.cluster, self.clock = run, checkpoints, cluster, clock
+
         # Mesh: every array is sharded over it by the one rule table.
-        mesh = build_mesh(resolve_mesh(config.parallel, jax.device_count()))
+        sizes = resolve_mesh(config.parallel, jax.device_count())
+        mesh = build_mesh(sizes, devices_by_host(jax.devices(), cluster.hosts))
         check_batch(config, mesh.shape["data"])
         rules = Rules(mesh, config.parallel.sequence_parallel, config.parallel.zero)
 
         # Data: which samples a step sees is a function of the samples consumed before it, and of nothing else.
-        config, self.tokenizer = prepare(config, run)
-        self.config, self.run, self.checkpoints = config, run, checkpoints
+        with cluster.first_alone("data"):
+            config, self.tokenizer = prepare(config, run)
+        self.config = config
         self.ramp = BatchSizeRamp.from_config(config.train)
         self.steps = config.train.steps or self.ramp.steps_for_samples(config.train.samples or 0)
         samples = config.train.samples or self.steps * config.train.global_batch_size
@@ -91,17 +138,17 @@ class Trainer:
             raise ConfigError(f"train.samples {samples} is less than one global batch: raise it")
         encode_prompt(config, self.tokenizer)
         held_out = None if config.evaluation.steps else 0  # one epoch, or nothing
-        sizes = {"train": samples, "valid": held_out, "test": held_out}
-        self.datasets = build_datasets(config.data, sizes, config.train.seed, self.tokenizer)
-        dataset = self.datasets["train"]
-        if dataset is None:
+        counts = {"train": samples, "valid": held_out, "test": held_out}
+        self.datasets = build_datasets(config.data, counts, config.train.seed, self.tokenizer)
+        if self.datasets["train"] is None:
             raise ConfigError(f"data.split {config.data.split} leaves no document to train on")
+        self.dataset = self.datasets["train"]
 
         # Step: shapes and shardings first, numbers later, so that nothing is ever held unsharded.
         kernel = choose_attention(config, jax.default_backend())
         schedule = Schedule.from_config(config.optim, samples, config.train.global_batch_size)
         init, abstract_state, shardings = build_init(config, rules)
-        self.train_step = build_train_step(config, rules, schedule, kernel.name)
+        self.train_step = CompiledStep(build_train_step(config, rules, schedule, kernel.name), self._compiling)
         self.feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config.data))
         self.evaluator = Evaluator(build_eval_step(config, rules, kernel.name), self.feed, config, self.tokenizer)
 
@@ -110,46 +157,85 @@ class Trainer:
         if checkpoints.latest is None:
             self.state, self.step, self.consumed = init(jax.random.key(config.train.seed)), 0, 0
         else:
-            restored, record = checkpoints.restore(self.canonical.abstract, self.canonical.shardings)
-            self.state = self.canonical.back(restored)
-            check_tokenizer(self.tokenizer, record, run)
-            check_order(dataset.fingerprint, self.steps, record, run)
+            record = self.restore(step)
             self.step, self.consumed = record["step"], record["consumed_samples"]
-        left, size_at = max(self.steps - self.step, 0), self.ramp.batch_size_at
-        self.batches = Loader(dataset, config.data, self.tokenizer.eod_id, size_at, left, self.consumed, self.feed.rows)
+
         self.validation: dict[int, float] = {}
-        self.reporter = Reporter(config.log, run.path, self.steps, self.step, throughput_of(config, mesh))
+        self.returns = Counter[int]()
+        self.pulse, self.request = Pulse(), Request.NOTHING
+        self.seconds = np.zeros((cluster.processes, 2))
+        self.watchdog = Watchdog(config.cluster.hang_seconds, str(run.path), cluster)
+        self.reporter = Reporter(config.log, run.path, self.steps, self.step, throughput_of(config, mesh), clock)
         announce(config, mesh, kernel, self.datasets, self.steps, self.step, run)
 
-    def train(self) -> Result:
+    def train(self, requests: Requests) -> Result:
         """Go from the current step to the last one, or to a request to stop."""
+        self.requests = requests
         if self.step >= self.steps:
-            print(f"{self.run.path} has finished its {self.steps} steps: nothing to do (raise train.steps to go on)")
+            self.say(f"{self.run.path} has finished its {self.steps} steps: nothing to do (raise train.steps to go on)")
             return Result(self.run.path, self.step, {})
-        with StopRequest() as stop, self.reporter:
+        with self.reporter, self.watchdog, ProfileWindow(self.config.profile, self.run.path / "profile") as profile:
             if self.step == 0 and self.config.evaluation.every:
                 self.evaluate("valid", "validation")
-            for consumed, host_batch in self.batches:
-                batch_size = self.ramp.batch_size_at(consumed)
-                batch = self.feed.place(host_batch, batch_size)
-                self.state, metrics = self.train_step(self.state, batch)
-                self.step, self.consumed = self.step + 1, consumed + batch_size
-                self._check(self.reporter.step(self.step, self.consumed, batch_size, metrics))
-                if self._due(self.config.evaluation.every):
-                    self.evaluate("valid", "validation")
-                if stop.requested or self._due(self.config.checkpoint.every):
-                    self.save()
-                if stop.requested:
-                    break
+            while self.step < self.steps and not self.request.stops:
+                try:
+                    self._advance(profile)
+                except RollBack as bad:
+                    self._roll_back(bad)
             if self.step == self.steps:
+                self.evaluate("valid", "validation")
                 self.evaluate("test", "test")
-            self.checkpoints.wait()  # in here, where a second signal cannot end the process before it is done
+            self.save()
+            with self.reporter.during("checkpoint"):
+                self.checkpoints.wait()  # in here, where a second signal cannot end the process before it is done
         if self.step < self.steps:
-            print(f"{stop.requested}: step {self.step} of {self.steps} is saved; the same command resumes")
+            self.say(f"{self.request}: step {self.step} of {self.steps} is saved; the same command resumes")
         else:
             print_sample(self.config, self.state.params, self.tokenizer)
-            print(f"finished {self.steps} steps: config, checkpoints and metrics are in {self.run.path}")
+            self.say(f"finished {self.steps} steps: config, checkpoints and metrics are in {self.run.path}")
         return Result(self.run.path, self.step, self.validation)
+
+    def _advance(self, profile: ProfileWindow) -> None:
+        """Take steps until the last one, or until something asks to stop.
+
+        Raises:
+            RollBack: a step was bad, and is not to count.
+        """
+        for consumed, host_batch in self.batches():
+            with profile.step(self.step + 1, self.state):
+                metrics = self.take_step(consumed, host_batch)
+            self._listen()
+            self._check(self.reporter.step(self.step, self.consumed, self.consumed - consumed, metrics))
+            self.watchdog.beat(f"step {self.step}")
+            if self._due(self.config.evaluation.every):
+                self.evaluate("valid", "validation")
+            if self.request.stops:
+                break
+            if self.request or self._due(self.config.checkpoint.every):
+                self.save()
+                self.request = Request.NOTHING
+            elif self._due(self.config.checkpoint.local_every):
+                self.save_local()
+        self._check(self.reporter.flush())
+
+    def take_step(self, consumed: int, host_batch: HostBatch) -> dict[str, jax.Array]:
+        """One training step; its metrics are still on the device, and need not be there yet."""
+        batch_size = self.ramp.batch_size_at(consumed)
+        self.state, metrics = self.train_step(self.state, self.feed.place(host_batch, batch_size))
+        self.step, self.consumed = self.step + 1, consumed + batch_size
+        return metrics
+
+    def batches(self) -> Iterator[tuple[int, HostBatch]]:
+        """(samples consumed before, batch) from here to the last step; time spent waiting for them is booked."""
+        left, size_at = self.steps - self.step, self.ramp.batch_size_at
+        loader = Loader(
+            self.dataset, self.config.data, self.tokenizer.eod_id, size_at, left, self.consumed, self.feed.rows
+        )
+        batches = iter(loader)
+        for _ in range(left):
+            with self.reporter.during("input"):
+                item = next(batches)
+            yield item
 
     def evaluate(self, split: str, name: str) -> None:
         """Report the loss on a split, if there is one."""
@@ -157,8 +243,10 @@ class Trainer:
         if dataset is None or self.config.evaluation.steps == 0:
             return
         self._check(self.reporter.flush())
-        with self.reporter.paused():
-            loss = self.evaluator(self.state.params, dataset)
+        with self.reporter.during("evaluation"):
+            loss = self.evaluator(self.state.params, dataset, self._interrupted)
+        if loss is None:
+            return
         self.reporter.evaluation(self.step, self.consumed, loss, name)
         if split == "valid":
             self.validation[self.step] = loss
@@ -166,21 +254,88 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of this step, in the background if so configured."""
         self._check(self.reporter.flush())
-        record = {
+        with self.reporter.during("checkpoint"):
+            state, loss = self.canonical.of(self.state), self.validation.get(self.step)
+            seconds = self.checkpoints.save(self.step, state, self.record(), loss)
+        self.reporter.saved(self.step, seconds, self.config.checkpoint.asynchronous)
+        self.watchdog.beat(f"save of step {self.step}")
+
+    def save_local(self) -> None:
+        """Write a copy of this step that is this host's own."""
+        self._check(self.reporter.flush())
+        with self.reporter.during("checkpoint"):
+            self.checkpoints.save_local(self.step, self.canonical.of(self.state), self.record())
+
+    def restore(self, step: int | None = None) -> dict[str, Any]:
+        """Take the state of a checkpoint (None: the newest good one); what was recorded beside it."""
+        with self.clock.during("restore"):
+            restored, record = self.checkpoints.restore(self.canonical.abstract, self.canonical.shardings, step)
+            self.state = self.canonical.back(restored)
+        check_tokenizer(self.tokenizer, record, self.run)
+        check_order(self.dataset.fingerprint, self.steps, record, self.run)
+        return record
+
+    def record(self) -> dict[str, Any]:
+        """What is saved beside the state."""
+        return {
             "step": self.step,
             "consumed_samples": self.consumed,
             "steps": self.steps,
             "tokenizer": self.tokenizer.identity,
-            "order": self.batches.dataset.fingerprint,
+            "order": self.dataset.fingerprint,
         }
-        with self.reporter.paused():
-            self.checkpoints.save(self.step, self.canonical.of(self.state), record)
+
+    def _roll_back(self, bad: RollBack) -> None:
+        """Take the last checkpoint's state to behind the bad step: steps since count as skipped, with their data."""
+        with self.watchdog.suspended():
+            saved = self.restore()["step"]
+        self.returns[saved] += 1
+        if self.returns[saved] > self.config.health.patience:
+            raise give_up(bad, self.config, saved)
+        log.warning("%s: back to the weights of step %d, going on behind step %d", bad, saved, bad.step)
+        self.step, self.consumed = bad.step, bad.samples
+        number = jax.device_put(jnp.int32(bad.step), self.state.step.sharding)
+        self.state = self.state._replace(step=number)
+        self.reporter.rewind(saved)
+
+    def _listen(self, wait: bool = False) -> None:
+        """Tell the other processes how this one does, and take note, at the same step as they, of what is asked for."""
+        table = self.pulse.beat([self.requests.take(), *self.reporter.pace.own_seconds()], wait)
+        if table is None:
+            return
+        self.request = max(self.request, Request(int(table[:, 0].max())))
+        self.seconds += table[:, 1:]
+        if self.step % self.config.log.every == 0:
+            self.reporter.hosts(self.seconds, self.cluster.hosts)
+            self.seconds[:] = 0
+
+    def _interrupted(self) -> bool:
+        """Whether to end an evaluation."""
+        self.watchdog.beat("evaluation")
+        self._listen(wait=True)
+        return self.request.stops
 
     def _due(self, every: int | None) -> bool:
-        return self.step == self.steps or (every is not None and self.step % every == 0)
+        return every is not None and self.step % every == 0 and self.step < self.steps
 
     def _check(self, done: StepMetrics | None) -> None:
-        check_step(done, self.config, self.checkpoints.latest)
+        check_step(done, self.config, self._last_saved)
+
+    def _last_saved(self) -> int | None:
+        with self.reporter.during("checkpoint"):
+            self.checkpoints.wait()
+        return self.checkpoints.latest
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        with self.watchdog.suspended(), self.reporter.during("compile"):
+            yield
+        self.reporter.memory.planned = self.train_step.planned_bytes
+
+    def say(self, text: str) -> None:
+        """Print, on one process."""
+        if self.cluster.first:
+            print(text, flush=True)
 
 
 if __name__ == "__main__":

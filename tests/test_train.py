@@ -2,74 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from megajax.config import load_config
 from megajax.train import main, train
-
-ROOT = Path(__file__).parents[1]
-WORDS = [
-    "tokenizer.type=null", "tokenizer.vocab_size=50", "data.split=90,10,0", "data.seq_length=16",
-    "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_positions=32",
-    "model.hidden_dropout=0.1", "train.global_batch_size=8", "train.micro_batch_size=4", "train.steps=20",
-    "optim.lr=1e-2", "optim.warmup_steps=3", "checkpoint.every=10", "evaluation.every=10", "evaluation.steps=2",
-    "log.every=5", "log.tensorboard=false", "parallel.data=1", "parallel.fsdp=2", "parallel.tensor=2",
-    "parallel.simulate_devices=4",
-]  # fmt: skip
-
-
-ALL_DEVICES = ["parallel.simulate_devices=0", "parallel.data=2", "train.micro_batch_size=2"]
-"""Instead of four simulated ones in a process of its own: the eight of this process."""
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty documents of counting numbers."""
-    path = tmp_path_factory.mktemp("corpus") / "numbers.jsonl"
-    rng = np.random.default_rng(0)
-    starts = rng.integers(0, 50, 40)
-    texts = [" ".join(str((start + i) % 50) for i in range(90)) for start in starts]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return path
-
-
-def start(corpus: Path, output: Path, *words: str, before: str = "") -> subprocess.Popen[str]:
-    """A real training process; `before` is Python that runs first."""
-    arguments = [*WORDS, f"data.text={corpus}", f"output_dir={output}", *words]
-    code = f"{before}\nimport sys\nfrom megajax.train import main\nsys.exit(main({arguments!r}))"
-    return subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Exit code and what was printed."""
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
-
-
-def records(output: Path) -> list[dict[str, object]]:
-    """metrics.jsonl without what differs from run to run."""
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "timing"} for line in lines]
-
-
-def arrays(output: Path, step: int) -> dict[str, np.ndarray]:
-    """Every array of a checkpoint, read with Orbax alone."""
-    path = output / f"checkpoints/{step}/state"
-    with ocp.PyTreeCheckpointer() as reader:
-        names = reader.metadata(path).item_metadata.tree
-        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-        return reader.restore(path, ocp.args.PyTreeRestore(restore_args=as_numpy))
+from tests.runs import ALL_DEVICES, WORDS, assert_same_run, finish, records, start
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +20,6 @@ def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     code, out, err = finish(start(corpus, output))
     assert code == 0, err
     return output, out
-
-
-def assert_same_run(output: Path, undisturbed: Path) -> None:
-    """Byte-equal parameters and optimizer state, equal metrics."""
-    expected = arrays(undisturbed, 20)
-    found = arrays(output, 20)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert found[name].tobytes() == value.tobytes(), name
-    assert records(output) == records(undisturbed)
 
 
 def test_a_run_says_what_it_does_and_learns(undisturbed: tuple[Path, str]) -> None:

@@ -39,21 +39,27 @@ def entry_point(run: Callable[[list[str]], int | None]) -> Command:
     def command(argv: Sequence[str] | None = None) -> int:
         try:
             return run(sys.argv[1:] if argv is None else list(argv)) or 0
-        except ConfigError as error:
-            print("megajax: error:", *str(error).split(), file=sys.stderr)
-            return 2
-        except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            print(f"megajax: error: {where}{error.strerror or error}: make room or check the path", file=sys.stderr)
-            return 2
-        except FloatingPointError as error:
-            print("megajax: stopped:", *str(error).split(), file=sys.stderr)
-            return 3
-        except KeyboardInterrupt:
-            print("megajax: interrupted", file=sys.stderr)
-            return 130
+        except (ConfigError, OSError, FloatingPointError, KeyboardInterrupt) as error:
+            code, text = describe_failure(error)
+            print(f"megajax: {text}", file=sys.stderr)
+            return code
 
     return command
+
+
+def describe_failure(error: BaseException) -> tuple[int, str]:
+    """Exit code of an exception, and its one line. Code 1 = a bug, whose traceback is worth printing."""
+    match error:
+        case ConfigError():
+            return 2, " ".join(["error:", *str(error).split()])
+        case OSError():
+            where = f"{error.filename}: " if error.filename else ""
+            return 2, f"error: {where}{error.strerror or error}: make room or check the path"
+        case FloatingPointError():
+            return 3, " ".join(["stopped:", *str(error).split()])
+        case KeyboardInterrupt():
+            return 130, "interrupted"
+    return 1, " ".join([f"{type(error).__name__}:", *str(error).split()])
 
 
 def parse_command_line(

@@ -5,9 +5,9 @@
         ...
     clock.steady()                      # the first step is done: what nobody claims is "host" from now on
 
-Causes of the training loop are "input" (waiting for a batch), "device" (waiting for a step to end) and "host" (the rest:
-dispatching steps, reporting). "input" is an upper bound of what the devices miss, for they may still be at work on the
-step before. Others are up to the caller: "compile", "restore", "evaluation", "checkpoint".
+Causes of the training loop are "input" (waiting for a batch), "device" (waiting for a step to end) and "host" (the
+rest: dispatching steps, reporting). "input" is an upper bound of what the devices miss, for they may still be at work
+on the step before. Others are up to the caller: "compile", "restore", "evaluation", "checkpoint".
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     goodput 91.2 % of 3 h 12 min in 2 starts: down 4.1 %, start 3.0 %, lost 1.2 %, checkpoint 0.3 %, input 0.2 %
 
-"lost" are steps that were done again, after a crash or a return to a checkpoint; "down" is the time from the last sign of
-life of a start to the next start. OUTPUT_DIR/goodput.json holds one record a start. It is replaced as a whole, at most
-once a second: a process killed at any moment leaves a whole one, and what it had not written counts as "down".
+"lost" are steps that were done again, after a crash or a return to a checkpoint; "down" is the time from the last sign
+of life of a start to the next start. OUTPUT_DIR/goodput.json holds one record a start. It is replaced as a whole, at
+most once a second: a process killed at any moment leaves a whole one, and what it had not written counts as "down".
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def explain_out_of_memory(message: str, memory: DeviceMemory | None) -> str | No
 
 def requested_bytes(message: str) -> int | None:
     """The allocation that failed, out of XLA's message: in bytes, or in a rounded "18.09GiB"."""
-    text = re.search(r"allocat\w+ .*", message)
+    text = re.search(r"alloc\w+ .*", message)
     if text is None:
         return None
     sizes = re.findall(r"(\d+(?:\.\d+)?) ?(bytes|B|KiB|MiB|GiB|TiB)\b", text[0])

@@ -37,16 +37,18 @@ class Pace:
         self._clock.steady()
         spent = self._laps.read()
         seconds = sum(spent.get(cause, 0.0) for cause in IN_STEPS)
-        if not self._first:  # which compiles
+        if self._first:  # which compiles, and waits for the loader to come up
+            self._first = False
+            self._own.read()
+        else:
             self._times.append(seconds)
             self._wall += seconds
-        self._first = False
         return seconds, spent.get("input", 0.0)
 
     def own_seconds(self) -> list[float]:
         """This process's row of the table for `hosts`: seconds spent since the last call, by `hosts.COLUMNS`."""
         spent = self._own.read()
-        return [spent.get(column, 0.0) for column in COLUMNS]
+        return [0.0 if self._first else spent.get(column, 0.0) for column in COLUMNS]
 
     def hosts(self, table: np.ndarray, names: Sequence[str]) -> str | None:
         """Which processes are slower than the others, if any (`describe_hosts`).

@@ -35,8 +35,9 @@ class ProfileWindow:
                 f"profile.stop {stop} needs a profile.start up to it, which is {start or 'unset'}: set both"
             )
         self._directory = directory
-        here = start is not None and jax.process_index() == 0
-        self._steps = range(start, (stop or start + 2) + 1) if here and start is not None else range(0)
+        self._steps = range(0)
+        if start is not None and jax.process_index() == 0:
+            self._steps = range(start, (stop or start + 2) + 1)
         self._running = False
 
     @contextmanager

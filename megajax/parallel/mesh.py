@@ -35,6 +35,12 @@ def simulate_devices(count: int) -> None:
         ) from error
 
 
+def deterministic_kernels() -> None:
+    """Let XLA use only GPU kernels that give the same bits every time. Call before anything asks JAX for a device."""
+    _add_flags("--xla_gpu_deterministic_ops=true")
+    os.environ.setdefault("NCCL_ALGO", "Ring")  # which of them NCCL takes would otherwise depend on its own timing
+
+
 def compile_fast() -> None:
     """Compile in a fifth of the time, to slow code of the same maths: for many layouts of a small model.
 
@@ -43,6 +49,10 @@ def compile_fast() -> None:
     flags = ["--xla_backend_optimization_level=0"]
     if jax.__version_info__ < (0, 12):  # later versions refuse the flag
         flags.append("--xla_cpu_use_fusion_emitters=false")
+    _add_flags(*flags)
+
+
+def _add_flags(*flags: str) -> None:
     os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*os.environ.get("XLA_FLAGS", "").split(), *flags]))
 
 

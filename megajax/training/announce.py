@@ -11,18 +11,17 @@ from jax.sharding import Mesh
 from megajax.config.config import Config
 from megajax.data.gpt import Dataset
 from megajax.models.sizes import parameter_count
+from megajax.observe.memory import device_memory
 from megajax.observe.throughput import Throughput
 from megajax.parallel.kernels import Kernel
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.planning.flops import flops_per_token
 from megajax.planning.hardware import device_peak
+from megajax.planning.memory import describe_logits, state_bytes
 from megajax.training.run_directory import RunDirectory
 
 ATTENTION_FLOPS: Literal["full", "causal"] = "causal"
 """Convention of the model FLOPs: Megatron-LM's since core 0.12."""
-
-MOMENTS = {"adamw": 2, "muon": 2, "lion": 1, "sgd": 1}
-"""fp32 numbers that an optimizer keeps per weight (muon: at most)."""
 
 
 def throughput_of(config: Config, mesh: Mesh) -> Throughput:
@@ -55,9 +54,8 @@ def announce(
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
     sequence = "on" if config.parallel.sequence_parallel and mesh.shape["tensor"] > 1 else "off"
     count = parameter_count(model)
-    shards = mesh.shape["pipe"] * mesh.shape["fsdp"] * mesh.shape["tensor"]
-    at_rest = shards * (mesh.shape["data"] if config.parallel.zero else 1)
-    held = count * (4 * (1 + MOMENTS[config.optim.name]) / at_rest + 4 / shards)
+    held = state_bytes(config, mesh.shape)
+    memory = device_memory()
     sizes = ", ".join(f"{name} {len(data) if data else 0:,}" for name, data in datasets.items())
     start = f"resumed at step {resumed_step}" if resumed_step else "new"
     rows = {
@@ -65,6 +63,7 @@ def announce(
         "mesh": f"{axes} ({jax.devices()[0].device_kind}), sequence parallel {sequence}",
         "model": f"{count / 1e6:,.1f} M parameters, vocabulary {model.vocab_size} in {model.padded_vocab_size} rows",
         "memory": f"about {held / 2**30:.3f} GiB a device for fp32 weights, gradients and optimizer state",
+        "logits": describe_logits(config, mesh.shape, memory and memory.limit),
         "precision": f"{train.precision}, remat {train.remat}",
         "attention": f"{kernel.name} ({kernel.reason})",
         "batch": f"{train.global_batch_size} x {config.data.seq_length} tokens, micro batch {train.micro_batch_size}",

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from megajax.observe.memory import planned_bytes
 from megajax.parallel.run import Batch
 from megajax.training.state import TrainState
 
@@ -35,9 +36,5 @@ class CompiledStep:
 
     @property
     def planned_bytes(self) -> int:
-        """Largest memory of one device that XLA has planned for a step: state, batch and temporaries."""
-        plans = [compiled.memory_analysis() for compiled in self._compiled.values()]
-        return max(
-            plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes - plan.alias_size_in_bytes
-            for plan in plans
-        )
+        """Largest memory of one device that XLA has planned for a step."""
+        return max(planned_bytes(compiled) for compiled in self._compiled.values())

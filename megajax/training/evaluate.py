@@ -32,8 +32,8 @@ class Evaluator:
         self._batch_size = config.train.global_batch_size
         self._samples = self._batch_size * config.evaluation.steps
 
-    def __call__(self, params: Gpt, dataset: Dataset) -> float:
-        """Loss in nats per token."""
+    def __call__(self, params: Gpt, dataset: Dataset, stop: Callable[[], bool] = lambda: False) -> float | None:
+        """Loss in nats per token; None if `stop()`, asked after every batch by every process, ended it early."""
         total, tokens = 0.0, 0.0
         count = min(self._samples, len(dataset))
         rows = self._feed.rows(self._batch_size)
@@ -44,4 +44,6 @@ class Evaluator:
             batch = make_batch(samples, ids, self._data, self._eod)
             loss, n = self._step(params, self._feed.place(batch, self._batch_size))
             total, tokens = total + float(loss), tokens + float(n)
+            if stop():
+                return None
         return total / tokens

@@ -1,16 +1,17 @@
 """Steps that have gone wrong: what counts as one, and what follows.
 
 The device judges each step before it updates anything. A bad one, whose loss or gradient is not finite or whose loss is
-far above its running mean, changes nothing but the counters, so that the state that is left is always the last good one.
-The host reads the verdict one step late and does what `health.policy` says: stop, go on with the next batch, or go back
-to the last checkpoint and on behind the bad step (PaLM, 2204.02311, section 5.1: restart from before the spike, skip its
-batches). The running mean is part of the state: a resumed run judges as an undisturbed one does.
+far above its running mean, changes nothing but the counters: the state that is left is always the last good one. The
+host reads the verdict one step late and does what `health.policy` says: stop, go on with the next batch, or go back to
+the last checkpoint and on behind the bad step (PaLM, 2204.02311, section 5.1: restart from before a spike, skip its
+batches). The running mean is part of the state, so a resumed run judges as an undisturbed one does.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -41,7 +42,7 @@ def init_health() -> Health:
 
 
 def is_spike(health: Health, loss: jax.Array, config: HealthConfig) -> jax.Array:
-    """bool scalar: the loss is above `spike_factor` times a mean that a whole window of good steps has formed."""
+    """Whether the loss is above `spike_factor` times a mean that a whole window of good steps has formed."""
     if config.spike_factor is None:
         return jnp.bool_(False)
     return (health.good_steps >= config.window) & (loss > config.spike_factor * health.mean_loss)
@@ -58,7 +59,7 @@ def update_health(health: Health, loss: jax.Array, good: jax.Array, bad: jax.Arr
     )
 
 
-class RollBack(Exception):
+class RollBack(Exception):  # noqa: N818 - a way to go on, not an error
     """A bad step under the policy "rollback": its number, and the samples consumed up to it."""
 
     def __init__(self, done: StepMetrics, reason: str) -> None:
@@ -66,8 +67,8 @@ class RollBack(Exception):
         self.step, self.samples = done.step, done.samples
 
 
-def check_step(done: StepMetrics | None, config: Config, last_checkpoint: int | None) -> None:
-    """Look at a finished step's metrics.
+def check_step(done: StepMetrics | None, config: Config, last_checkpoint: Callable[[], int | None]) -> None:
+    """Look at a finished step's metrics; `last_checkpoint` finds the newest one if there is need of it.
 
     Raises:
         RollBack: the step was bad and the policy is to go back.
@@ -85,10 +86,11 @@ def check_step(done: StepMetrics | None, config: Config, last_checkpoint: int | 
     health, reason = config.health, _reason(done)
     if health.policy == "skip" and done.scalars["bad-steps"] <= health.patience:
         log.warning("%s: skipped, nothing was learned from it", reason)
-    elif health.policy == "rollback" and last_checkpoint is not None:
+        return
+    saved = last_checkpoint()
+    if health.policy == "rollback" and saved is not None:
         raise RollBack(done, reason)
-    else:
-        raise FloatingPointError(f"{reason}; {_remedy(config, last_checkpoint)}")
+    raise FloatingPointError(f"{reason}; {_remedy(config, saved)}")
 
 
 def give_up(bad: RollBack, config: Config, last_checkpoint: int) -> FloatingPointError:

@@ -31,6 +31,7 @@ class Pulse:
         if jax.process_count() == 1:
             return mine
         rows = jax.make_array_from_process_local_data(self._rows, mine, (jax.process_count(), len(row)))
-        before, self._held = self._held, self._gather(rows)
-        ready = self._held if wait else before
+        before, now = self._held, self._gather(rows)
+        self._held = None if wait else now
+        ready = now if wait else before
         return None if ready is None else np.asarray(ready)

@@ -3,12 +3,17 @@
     config.yaml      every value of the run          data/         token files made from data.text
     checkpoints/     one directory a step            tokenizer.*   a tokenizer trained for the run
     metrics.jsonl    one record a step               tensorboard/
+    goodput.json     where the time went             profile/      traces
+    config.lock      held while the run trains
 
 The first start writes config.yaml; a later start must want the same run. Values that shape the result may not change.
 """
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +21,16 @@ from typing import Any
 from megajax.config.base import ConfigError
 from megajax.config.config import Config
 from megajax.config.load import dump_config, flat_values, load_config
+from megajax.config.train import CheckpointConfig
 
 FREE = (
-    "output_dir", "parallel", "log", "evaluation", "checkpoint",
+    "output_dir", "parallel", "cluster", "health", "log", "evaluation", "profile",
     "model.vocab_multiple", "train.steps", "train.samples", "train.micro_batch_size", "train.remat", "train.attention",
-    "data.prefetch", "data.cache_dir",
+    "checkpoint.every", "checkpoint.keep_last", "checkpoint.keep_every", "checkpoint.keep_best",
+    "checkpoint.asynchronous", "checkpoint.local", "checkpoint.local_every",
+    "train.deterministic", "train.exit_duration", "data.prefetch", "data.cache_dir",
 )  # fmt: skip
-"""Keys and sections that may differ when a run is resumed: layout, reporting, saving, and how long it runs."""
+"""Keys and sections that may differ when a run is resumed: layout, reporting, saving, faults, and how long it runs."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +44,30 @@ class RunDirectory:
         """Values of the first start."""
         return self.path / "config.yaml"
 
-    @property
-    def checkpoints(self) -> Path:
-        """Orbax's directory."""
-        return self.path / "checkpoints"
+    def checkpoints(self, config: CheckpointConfig) -> str:
+        """Where checkpoints are: what the configuration says, or a folder of the run."""
+        return config.directory or str(self.path / "checkpoints")
+
+    @contextmanager
+    def locked(self, first: bool) -> Iterator[None]:
+        """Keep other starts out of the directory; the system lets go of it when this process ends, however it ends.
+
+        Of several processes the `first` does it for all.
+
+        Raises:
+            ConfigError: another process is training into it.
+        """
+        if not first:
+            yield
+            return
+        with self.path.joinpath("config.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another process is training into {self.path}: wait for it, or choose another output_dir"
+                ) from None
+            yield
 
     @classmethod
     def claim(cls, config: Config) -> RunDirectory:

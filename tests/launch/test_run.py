@@ -74,13 +74,7 @@ def test_it_goes_on_with_fewer_processes(tmp_path: Path):
     The first crash is met with the same number, the second one without a newer checkpoint with fewer, the third one
     after progress with the same.
     """
-    code = (
-        "if rank == 1: sys.exit(1)\nif rank: time.sleep(60)\n"
-        "if starts == 3: save(10)\nif starts == 4: time.sleep(0.5)\nsys.exit(0 if starts == 4 else 1)"
-    )
-    code = (
-        "time.sleep(0.3)\nif rank: sys.exit(0)\nif starts == 3: save(10)\nsys.exit(0 if starts == 4 else 1)"
-    )
+    code = "time.sleep(0.3)\nif rank: sys.exit(0)\nif starts == 3: save(10)\nsys.exit(0 if starts == 4 else 1)"
     options = ["--processes", "4", "--min-processes", "1", "--devices", "1", "--backoff", "0"]
     returned, _, err = finish(launch("run", "--max-restarts", "5", *options, *job(tmp_path, code)))
     assert returned == 0, err
@@ -89,18 +83,20 @@ def test_it_goes_on_with_fewer_processes(tmp_path: Path):
 
 
 def test_another_launcher_is_told_how_many(tmp_path: Path):
-    command = job(tmp_path, f"open('{tmp_path}/words', 'a').write(sys.argv[-1] + '\\n'); sys.exit(1)")
-    options = ["--processes", "4", "--min-processes", "2", "--devices", "2", "--backoff", "0", "--max-restarts", "2"]
-    returned, _, err = finish(launch("run", *options, *command, "train.seed={processes}"))
-    assert returned == 2, err  # the word is no number yet when the configuration is read
-    assert "`train.seed` is '{processes}'" in err
+    """As in `srun --nodes={processes}`: one process is started here, and knows nothing of the others."""
+    code = f"open('{tmp_path}/told', 'a').write(sys.argv[1] + '\\n'); sys.exit(1)"
+    before, config = job(tmp_path, code)[:4], job(tmp_path, code)[4:]
+    options = ["--processes", "4", "--min-processes", "2", "--devices", "1", "--backoff", "0", "--max-restarts", "2"]
+    assert finish(launch("run", *options, *before, "nodes={processes}", *config))[0] == 1
+    assert (tmp_path / "told").read_text().split() == ["nodes=4", "nodes=4", "nodes=2"]
+    assert starts(tmp_path) == [1, 1, 1]
 
 
 def test_legal_numbers_of_processes():
-    """fsdp 2 and 12 samples a step: 8 GPUs a process give 4 replicas each, so 1 and 3 processes are legal."""
-    run = Run.of(["python", "-m", *CONFIG], processes=4, devices=8)
-    assert [number for number in range(1, 5) if run.allows(number)] == [1, 3]
-    assert (run.fewer(4, 1), run.fewer(3, 1), run.fewer(3, 2)) == (3, 1, None)
+    """One GPU each, fsdp 2: even numbers; 12 samples a step: not 8, the others divide it."""
+    run = Run.of(["python", "-m", *CONFIG], processes=8, devices=1)
+    assert [number for number in range(1, 9) if run.allows(number)] == [2, 4, 6]
+    assert (run.fewer(8, 1), run.fewer(6, 1), run.fewer(4, 3)) == (6, 4, None)
 
 
 def test_min_processes_needs_to_know_the_run():

@@ -103,6 +103,7 @@ def test_return_to_a_checkpoint(tmp_path):
     time.sleep(0.02)
     ledger.rewind(2)
     assert [(start.resumed, start.step) for start in ledger.starts] == [(0, 5), (2, 2)]
+    ledger.done(3)
     assert spending(ledger.starts)["lost"] == pytest.approx(ledger.starts[0].seconds["host"] * 3 / 5)
 
 

@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import socket
 import struct
+import sys
+from urllib.request import urlopen
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
@@ -106,3 +109,50 @@ def test_missing_wandb_is_said_before_anything_is_written(tmp_path):
     with pytest.raises(ConfigError, match=r"wandb is not installed: pip install 'megajax\[wandb\]'"):
         open_writers(LogConfig(wandb_project="demo"), tmp_path, resumed_step=0).__enter__()
     assert not list(tmp_path.iterdir())
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def test_prometheus_scrapes_the_newest_values(tmp_path):
+    port = free_port()
+    config = LogConfig(tensorboard=False, prometheus_port=port)
+    for _ in range(2):  # the port is free again when a run ends
+        with open_writers(config, tmp_path, resumed_step=0) as writers:
+            for step in (1, 2):
+                for writer in writers:
+                    writer.write(step, 8 * step, {"lm loss": 10.0 / step}, {"iteration-time-p50": 0.25})
+            with urlopen(f"http://localhost:{port}/metrics") as reply:
+                text = reply.read().decode()
+        values = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
+        assert {name: float(value) for name, value in values.items()} == {
+            "megajax_step": 2.0,
+            "megajax_samples": 16.0,
+            "megajax_lm_loss": 5.0,
+            "megajax_iteration_time_p50": 0.25,
+        }
+    assert (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_port_in_use_is_said_before_anything_is_written(tmp_path):
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"log.prometheus_port {port} cannot be served \(Address already in use\)"
+        ):
+            open_writers(LogConfig(prometheus_port=port), tmp_path, resumed_step=0).__enter__()
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_such_port(tmp_path):
+    with pytest.raises(ConfigError, match=r"log.prometheus_port 70000 cannot be served"):
+        open_writers(LogConfig(prometheus_port=70_000), tmp_path, resumed_step=0).__enter__()
+
+
+def test_missing_prometheus_client(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"prometheus_client is not installed: pip install 'megajax\[prometheus\]'"):
+        open_writers(LogConfig(prometheus_port=9090), tmp_path, resumed_step=0).__enter__()

@@ -39,11 +39,11 @@ def test_trace_is_written(tmp_path, capsys, config, steps):
     assert capsys.readouterr().out == f"profile written: pip install xprof && xprof --logdir={tmp_path / 'profile'}\n"
 
 
-def test_steps_of_the_window_are_in_the_trace(tmp_path):
+def test_only_steps_of_the_window_are_in_the_trace(tmp_path):
     run_steps(ProfileConfig(start=3, stop=4), tmp_path, range(1, 8))
     data = jax.profiler.ProfileData.from_file(str(traces(tmp_path)[0]))
-    events = [event for plane in data.planes for line in plane.lines for event in line.events if event.name == "train"]
-    assert sorted(dict(event.stats)["step_num"] for event in events) == [3, 4]
+    names = [event.name for plane in data.planes for line in plane.lines for event in line.events]
+    assert names.count("train") == 2
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,8 @@ def test_nothing_is_written(tmp_path, config, steps):
 
 
 def test_a_run_that_fails_inside_leaves_its_trace(tmp_path):
-    with pytest.raises(KeyError), ProfileWindow(ProfileConfig(start=1), tmp_path) as profile:
-        with profile.step(1, ()):
-            raise KeyError
+    with pytest.raises(KeyError), ProfileWindow(ProfileConfig(start=1), tmp_path) as profile, profile.step(1, ()):
+        raise KeyError
     assert len(traces(tmp_path)) == 1
 
 

@@ -72,7 +72,7 @@ def test_a_step_without_tokens_is_skipped_with_a_warning(one_batch: Any, caplog:
     for name, value in before.items():
         if name != "step" and not name.startswith("loss_scale"):
             np.testing.assert_array_equal(after[name], value, err_msg=name)
-    check_step(StepMetrics(1, BATCH, BATCH, metrics), tiny_config(), None)
+    check_step(StepMetrics(1, BATCH, BATCH, metrics), tiny_config(), lambda: None)
     assert "step 1 has no unmasked token" in caplog.text
 
 
@@ -115,9 +115,9 @@ def test_fp16_overflow_skips_the_step_and_halves_the_scale() -> None:
 def test_fp16_stops_after_skips_at_the_smallest_scale() -> None:
     """Case C19: no silent endless skipping."""
     config = fp16_config(initial=1.0, max_skips_at_minimum=2)
-    metrics = {"skipped": 1.0, "tokens": 8.0, "skips-at-minimum": 2.0, "lm loss": 1.0, "grad-norm": np.inf}
+    metrics = {"skipped": 1.0, "tokens": 8.0, "skips-at-minimum": 2.0, "bad-steps": 0.0, "lm loss": 1.0, "grad-norm": np.inf}
     with pytest.raises(FloatingPointError, match="2 steps in a row at the smallest loss scale"):
-        check_step(StepMetrics(9, 72, 8, metrics), config, 5)
+        check_step(StepMetrics(9, 72, 8, metrics), config, lambda: 5)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -158,9 +158,10 @@ def test_norm_gradients_under_sequence_parallelism_are_whole() -> None:
 
 def test_a_gradient_that_is_not_finite_stops_the_run_by_name() -> None:
     """fp32 and bf16: the message has step, learning rate and the last checkpoint."""
-    metrics = {"skipped": 1.0, "tokens": 8.0, "lm loss": float("nan"), "grad-norm": np.nan, "learning-rate": 3e-4}
+    metrics = {"skipped": 1.0, "tokens": 8.0, "bad-steps": 1.0, "lm loss": float("nan")}
+    metrics |= {"grad-norm": np.nan, "learning-rate": 3e-4}
     with pytest.raises(FloatingPointError, match=r"loss is nan at step 12, learning rate 0.0003; .*: step 10 in "):
-        check_step(StepMetrics(12, 96, 8, metrics), tiny_config(), 10)
+        check_step(StepMetrics(12, 96, 8, metrics), tiny_config(), lambda: 10)
 
 
 @pytest.mark.parametrize("remat", ["none", "full", ("qkv", "mlp_hidden")])

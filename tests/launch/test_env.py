@@ -1,0 +1,58 @@
+"""The table of settings: known to XLA, overruled by the user, and usable from a shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from launch.env import GPUS, TABLE, changes
+from megajax.config import ConfigError
+from tests.launch.programs import ROOT, finish, launch, python
+
+
+def test_xla_knows_every_flag():
+    """It ends a program that names an unknown one."""
+    flags = " ".join(f"--{row.name}={row.value}" for row in TABLE if row.kind == "xla")
+    code = "import jax; print(jax.device_count())"
+    command = ["--devices", "2", *python(code)]
+    assert finish(launch("local", *command, XLA_FLAGS=flags))[:2] == (0, "2\n")
+    returned, _, err = finish(launch("local", *command, XLA_FLAGS="--xla_gpu_no_such_flag=true"))
+    assert returned != 0
+    assert "xla_gpu_no_such_flag" in err
+
+
+def test_every_row_has_a_reason_and_a_gpu():
+    assert len({row.name for row in TABLE}) == len(TABLE)
+    assert all(row.reason and row.gpus and set(row.gpus) <= set(GPUS) for row in TABLE)
+
+
+def test_flags_are_merged_and_the_users_choice_stays():
+    given = {
+        "XLA_FLAGS": "--xla_dump_to=/tmp/x --xla_gpu_enable_command_buffer=",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5",
+    }
+    assert changes("b200", given) == {
+        "XLA_FLAGS": f"{given['XLA_FLAGS']} --xla_gpu_enable_latency_hiding_scheduler=true",
+        "NCCL_DEBUG": "WARN",
+    }
+    assert changes("h100", given | changes("h100", given)) == {}
+    assert changes(None, {}) == {}
+    with pytest.raises(ConfigError, match="no settings for GPU v100"):
+        changes("v100", {})
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_shell_can_evaluate_it(gpu: str):
+    script = f'eval "$("$PYTHON" -m launch.env --gpu {gpu} --export)"; env'
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHON": os.sys.executable}
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert {f"{name}={value}" for name, value in changes(gpu, {}).items()} <= set(done.stdout.splitlines())
+
+
+def test_a_machine_without_gpu_gets_nothing():
+    assert finish(launch("env", "--export"))[:2] == (0, "")
+    returned, out, _ = finish(launch("env"))
+    assert returned == 0
+    assert all(row.name in out and row.reason in out for row in TABLE)
