@@ -70,11 +70,11 @@ class Run:
         """
         config = None
         if "megajax.train" in command:
-            words = command[command.index("megajax.train") + 1 :]
+            words = with_number(command[command.index("megajax.train") + 1 :], processes)
             config = parse_command_line("python -m megajax.train", "", words)[0].config
             devices = devices or config.parallel.simulate_devices
         here = len(visible_gpus())
-        return cls(config, devices or (here if PLACEHOLDER in command else here // processes))
+        return cls(config, devices or (here if PLACEHOLDER in " ".join(command) else here // processes))
 
     def newest_step(self) -> int | None:
         """Of the checkpoints; None if there is none, or no telling."""
@@ -125,8 +125,13 @@ def supervise(run: Run, command: Sequence[str], options: argparse.Namespace) -> 
 def start(command: Sequence[str], processes: int, options: argparse.Namespace, signals: Signals) -> int:
     """One start of the job, by this launcher or by the one that the command names."""
     if any(PLACEHOLDER in word for word in command):
-        command, processes = [word.replace(PLACEHOLDER, str(processes)) for word in command], 1
+        command, processes = with_number(command, processes), 1
     return run_processes(command, environments(processes, options.devices), signals, options.grace)
+
+
+def with_number(words: Sequence[str], processes: int) -> list[str]:
+    """The words with the number of processes filled in."""
+    return [word.replace(PLACEHOLDER, str(processes)) for word in words]
 
 
 def shrink(run: Run, processes: int, least: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,23 @@ def start(corpus: Path, output: Path, *words: str, before: str = "") -> subproce
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
+
+
+def start_job(
+    corpus: Path, output: Path, *words: str, processes: int, devices: int, before: str = ""
+) -> subprocess.Popen[str]:
+    """The same as a job of several processes; `before` runs in each, which finds its number in `rank`."""
+    arguments = [*WORDS, "parallel.simulate_devices=0", f"data.text={corpus}", f"output_dir={output}", *words]
+    code = (
+        f"import os, sys\nrank = int(os.environ['RANK'])\n{before}\n"
+        f"from megajax.train import main\nsys.exit(main({arguments!r}))"
+    )
+    launcher = ["-m", "launch.local", "--processes", str(processes), "--devices", str(devices), "--"]
+    flags = os.environ["XLA_FLAGS"].replace("--xla_force_host_platform_device_count=8", "")
+    return subprocess.Popen(
+        [sys.executable, *launcher, sys.executable, "-c", code],
+        cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

@@ -66,7 +66,9 @@ def detect(environ: Environment, config: ClusterConfig) -> Launch:
     keys = (config.coordinator, config.processes, config.process)
     if any(key is not None for key in keys):
         if config.coordinator is None or config.processes is None or config.process is None:
-            raise ConfigError("cluster.coordinator, cluster.processes and cluster.process belong together: set all three")
+            raise ConfigError(
+                "cluster.coordinator, cluster.processes and cluster.process belong together: set all three"
+            )
         return _checked(Launch("cluster.* keys", config.processes, config.process, config.coordinator))
     notes: list[str] = []
     for source in _SOURCES:
@@ -137,11 +139,10 @@ def _torchrun(environ: Environment) -> str | None:
 def _open_mpi(environ: Environment) -> str | None:
     """The host of mpirun, which has process 0 unless a rank file says otherwise; a port made from the job's number."""
     # Up to Open MPI 4: "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911", from 5 on: "prterun-node01-12345@1".
-    old = re.match(r"(\d+)\.\d+;tcp6?://\[?([^,\]]+?)[,\]:]", environ.get("OMPI_MCA_orte_hnp_uri", ""))
+    old = re.match(r"(\d+)\.\d+;(?:tcp://([^,:]+)|tcp6://\[([^,\]]+))", environ.get("OMPI_MCA_orte_hnp_uri", ""))
     new = re.match(r"prte(?:run)?-(.+)-(\d+)@", environ.get("PMIX_NAMESPACE", ""))
     if old:
-        host = f"[{old[2]}]" if ":" in old[2] else old[2]
-        return f"{host}:{_port(int(old[1]) >> 12)}"
+        return f"{old[2] or f'[{old[3]}]'}:{_port(int(old[1]) >> 12)}"
     return f"{new[1]}:{_port(int(new[2]))}" if new else None
 
 
@@ -170,14 +171,17 @@ def _port(job: int) -> int:
     return 2**16 - 2**12 + job % 2**12
 
 
-# The order counts: mpirun and torchrun are themselves started by SLURM, once per host, and leave its variables in place.
+# The order counts: SLURM starts mpirun and torchrun, once per host, and its variables stay in place.
 # SLURM_NTASKS would not do: a batch script has it too, before srun starts anything.
 _SOURCES = (
     _Source(
         name="JAX's variables",
         processes="JAX_NUM_PROCESSES",
-        process=("JAX_PROCESS_ID", "JOB_COMPLETION_INDEX"),  # the second is what Kubernetes numbers an Indexed Job's pods by
-        local_process="JAX_LOCAL_PROCESS_ID",
+        process=(
+            "JAX_PROCESS_ID",
+            "JOB_COMPLETION_INDEX",
+        ),  # the second is what Kubernetes numbers an Indexed Job's pods by
+        local_process="0",  # which devices are a process's own is said in JAX_LOCAL_DEVICE_IDS
         local_processes=lambda environ: 1 if "JOB_COMPLETION_INDEX" in environ else None,
         coordinator=lambda environ: None,  # JAX_COORDINATOR_ADDRESS, which any launcher may be helped out with
         sign="JAX_COORDINATOR_ADDRESS",

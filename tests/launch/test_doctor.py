@@ -19,7 +19,7 @@ def test_a_machine_without_gpu_is_well(tmp_path: Path):
     assert all(re.match(r"(ok   |warn ) ", line) for line in out.splitlines())
     for expected in (
         "warn  no NVIDIA driver or GPU here", "ok    Python 3.", "JAX finds 2 x cpu (cpu)", "TFLOP/s in fp32",
-        "all-reduce over 2 devices", "time of day 20", "started by: SLURM", "new: writes ",
+        "all-reduce over 2 devices", "time of day 20", "processes: 1 (SLURM: ", "new: writes ",
     ):  # fmt: skip
         assert expected in out, expected
 
@@ -63,6 +63,6 @@ def test_with_a_pretended_gpu(tmp_path: Path):
     returned, out, _ = finish(launch("doctor", "--directory", str(tmp_path), PATH=path))
     assert returned == 1
     assert "FAIL  JAX finds " in out
-    assert "warn  GPU memory in use before we start: [4000] MiB" in out
+    assert "warn  MiB of GPU memory in use already: 4000" in out
     settings = finish(launch("env", "--export", PATH=path))[1]
     assert "export XLA_PYTHON_CLIENT_MEM_FRACTION=0.92" in settings

@@ -1,0 +1,11 @@
+"""Several processes, one run: how they find each other, agree, and end together.
+
+`detect` reads the launcher's environment, `join` brings the processes together and hands out a `Cluster`.
+"""
+
+from megajax.cluster.detect import Launch, detect
+from megajax.cluster.hosts import check_devices, devices_by_host, tensor_warning
+from megajax.cluster.join import Cluster, join
+from megajax.cluster.watchdog import Watchdog
+
+__all__ = ["Cluster", "Launch", "Watchdog", "check_devices", "detect", "devices_by_host", "join", "tensor_warning"]

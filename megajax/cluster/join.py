@@ -1,0 +1,184 @@
+"""Bring the processes of a run together, and make sure that they are the same program with the same configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+from megajax.cluster.channel import HELLO, Channel
+from megajax.cluster.detect import Launch
+from megajax.config.base import ConfigError
+from megajax.config.cluster import ClusterConfig
+
+_CLOCK_SECONDS = 30
+_joined: tuple[Launch, Channel] | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The processes of a run, as one of them sees them."""
+
+    launch: Launch
+    hosts: tuple[str, ...]
+    """Host name of every process."""
+    channel: Channel | None = field(default=None, repr=False, compare=False)
+    """Line to the others; None when alone."""
+
+    @property
+    def processes(self) -> int:
+        """How many there are."""
+        return self.launch.processes
+
+    @property
+    def process(self) -> int:
+        """Number of this one."""
+        return self.launch.process
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that speaks for all."""
+        return self.process == 0
+
+    def gather(self, name: str, value: str = "", seconds: int | None = None) -> list[str]:
+        """Wait until every process is at `name`; what each of them brought.
+
+        Raises:
+            ConfigError: naming those that did not arrive within `seconds` (None = as long as all live).
+        """
+        return [value] if self.channel is None else self.channel.gather(name, value, seconds)
+
+    def barrier(self, name: str, seconds: int | None = None) -> None:
+        """Wait until every process is at `name`; as `gather`."""
+        self.gather(name, "", seconds)
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Context whose exceptions end all processes at once; see `Channel.guard`. Alone, it does nothing."""
+        return nullcontext() if self.channel is None else self.channel.guard()
+
+
+def join(launch: Launch, config: ClusterConfig, identity: Mapping[str, str]) -> Cluster:
+    """Meet the other processes and start JAX's runtime among them. Call before anything asks JAX for a device.
+
+    Args:
+        launch: this process's place.
+        config: how long to wait.
+        identity: what has to be the same everywhere besides the versions, such as a digest of the configuration.
+
+    Raises:
+        ConfigError: the same one in every process: somebody is missing, or is not like the others.
+    """
+    global _joined  # noqa: PLW0603 - JAX's runtime is one for the process, too
+    if launch.processes == 1:
+        return Cluster(launch, (socket.gethostname(),))
+    if _joined is None:
+        channel = Channel(launch, config)
+    elif _joined[0] == launch:
+        channel = _joined[1]
+        print("megajax: this process has already joined the others: going on with them")
+    else:
+        raise ConfigError(f"this process has joined as {_joined[0].describe()}: restart it to change that")
+    hosts = _hello(channel, config, _facts(launch) | dict(identity))
+    if _joined is None:
+        _start_runtime(launch, config)
+        _joined = launch, channel
+    return Cluster(launch, hosts, channel)
+
+
+def odd_one_out(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str | None:
+    """Line that names who differs from the others, and in what; None if nobody does."""
+    for fact in facts[0]:
+        values = [each.get(fact, "none") for each in facts]
+        (usual, count), *_ = Counter(values).most_common()
+        odd = [process for process, value in enumerate(values) if value != usual]
+        if odd:
+            names = ", ".join(
+                f"process {process} ({hosts[process]}) has {fact} {values[process]}" for process in odd[:4]
+            )
+            more = f" and {len(odd) - 4} more differ" if len(odd) > 4 else ""
+            rest = (
+                f"the other {count} have"
+                if count > 1
+                else f"process {values.index(usual)} ({hosts[values.index(usual)]}) has"
+            )
+            return f"{names}{more}, {rest} {usual}: it has to be the same everywhere"
+    return None
+
+
+def _facts(launch: Launch) -> dict[str, str]:
+    """What has to be the same in every process."""
+    code = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        code.update(file.read_bytes())
+    return {
+        "processes": str(launch.processes),
+        "JAX": jax.__version__,
+        "jaxlib": version("jaxlib"),
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "MegaJAX's code": code.hexdigest()[:8],
+        "GPUs": str(_gpus_of_host()),
+    }
+
+
+def _hello(channel: Channel, config: ClusterConfig, facts: Mapping[str, str]) -> tuple[str, ...]:
+    told = channel.gather(HELLO, json.dumps(facts), config.start_seconds)
+    hosts = tuple(channel.gather("hosts", socket.gethostname(), config.start_seconds))
+    clocks = [float(clock) for clock in channel.gather("clocks", str(time.time()), config.start_seconds)]
+    for process, clock in enumerate(clocks):
+        if abs(clock - clocks[0]) > _CLOCK_SECONDS:
+            off = f"process {process} ({hosts[process]}) is {clock - clocks[0]:+.0f} s off process 0's"
+            print(f"megajax: warning: the clock of {off}: logs and file times will mislead", file=sys.stderr)
+    if wrong := odd_one_out([json.loads(each) for each in told], hosts):
+        channel.gather(
+            "end", seconds=config.start_seconds, last=True
+        )  # all have seen it, and leave with the same error
+        raise ConfigError(wrong)
+    return hosts
+
+
+def _start_runtime(launch: Launch, config: ClusterConfig) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # JAX would take SIGTERM to itself; it belongs to whoever saves a checkpoint then.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        launch.coordinator,
+        launch.processes,
+        launch.process,
+        local_device_ids=_own_gpus(launch),
+        cluster_detection_method="deactivate",
+        initialization_timeout=config.start_seconds,
+        heartbeat_timeout_seconds=config.heartbeat_seconds,
+        shutdown_timeout_seconds=config.start_seconds,
+    )
+
+
+def _own_gpus(launch: Launch) -> list[int] | None:
+    """This process's share of the GPUs it sees, where several processes share a host; None = all of them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = _gpus_of_host() if visible is None else len([name for name in visible.split(",") if name])
+    among = launch.local_processes or 1
+    if among == 1 or gpus <= 1:  # the launcher has dealt them out
+        return None
+    if gpus % among:
+        raise ConfigError(
+            f"{gpus} GPUs cannot be dealt out to {among} processes: start as many as divide them, or set "
+            "CUDA_VISIBLE_DEVICES for each"
+        )
+    share = gpus // among
+    return list(range(launch.local_process * share, (launch.local_process + 1) * share))
+
+
+def _gpus_of_host() -> int:
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))

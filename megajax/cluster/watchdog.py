@@ -1,0 +1,80 @@
+"""A thread that ends a process which makes no progress, after printing what it was doing."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from megajax.cluster.channel import HUNG
+from megajax.cluster.join import Cluster
+
+
+class Watchdog:
+    """Context in which somebody has to call `beat` every so often.
+
+        with Watchdog(600, "runs/gpt", cluster) as dog:
+            for step in ...:
+                dog.beat(f"step {step}")
+
+    Otherwise: one line that says after what, every thread's stack here and in the other processes, exit code 4.
+    """
+
+    def __init__(self, seconds: float | None, where: str, cluster: Cluster | None = None) -> None:
+        """Watch for so long a silence (None = do not), in a run called `where`, together with its other processes."""
+        self._seconds, self._where = seconds, where
+        self._channel = None if cluster is None else cluster.channel
+        self._suspended = 0
+        self._over = threading.Event()
+        self.beat("the start")
+
+    def beat(self, what: str) -> None:
+        """All is well: this has been done."""
+        self._what, self._time = what, time.monotonic()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Time that does not count: a compilation, a restore."""
+        self._suspended += 1
+        try:
+            yield
+        finally:
+            self.beat(self._what)
+            self._suspended -= 1
+
+    def __enter__(self) -> Self:
+        if self._seconds is not None:
+            self.beat(self._what)
+            self._thread = threading.Thread(
+                target=self._watch, args=(self._seconds,), name="megajax-watchdog", daemon=True
+            )
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._over.set()
+        if self._seconds is not None:
+            self._thread.join()
+
+    def _watch(self, seconds: float) -> None:
+        while not self._over.wait(seconds / 8):
+            # Should native code hold Python's lock, this thread stands still, too, and the timer in C runs out.
+            faulthandler.dump_traceback_later(2 * seconds, exit=True, file=2)
+            if not self._suspended and time.monotonic() - self._time > seconds:
+                self._bark(seconds)
+        faulthandler.cancel_dump_traceback_later()
+
+    def _bark(self, seconds: float) -> None:
+        text = f"{self._where}: no progress for {seconds:g} s after {self._what}"
+        print(f"megajax: {text}; the stacks of all threads:", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(2)
+        if self._channel is not None:
+            self._channel.fail(text, HUNG)
+        sys.stdout.flush()
+        os._exit(HUNG)
