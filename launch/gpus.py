@@ -7,8 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from megajax.config.base import ConfigError
-
 
 def query(field: str) -> list[str]:
     """One property of every GPU, such as "name" or "driver_version"; nothing where there is no driver."""
@@ -23,15 +21,3 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     """What CUDA_VISIBLE_DEVICES may name: the user's own choice, or all there are."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     return query("index") if chosen is None else [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
-
-
-def deal(gpus: list[str], processes: int) -> list[list[str]]:
-    """The GPUs of every process, neighbours together.
-
-    Raises:
-        ConfigError: they cannot all have the same number.
-    """
-    share, rest = divmod(len(gpus), processes)
-    if rest:
-        raise ConfigError(f"{len(gpus)} GPUs cannot be dealt out to {processes} processes: change --processes")
-    return [gpus[process * share : (process + 1) * share] for process in range(processes)]

@@ -2,10 +2,11 @@
 
     python -m launch.local --processes 2 --devices 4 -- python -m megajax.train configs/quickstart.yaml
 
-Every process gets the variables that torchrun sets, and its share of the GPUs, or D simulated CPU devices. Its output
-appears line by line behind its number. SIGTERM, SIGINT and SIGUSR1 go on to all processes. The first process that fails
-ends the job: the others have some seconds to leave by themselves, then comes SIGTERM, then SIGKILL, and its exit code
-is that of the launcher. Should the launcher itself be killed, the kernel kills the processes (PR_SET_PDEATHSIG).
+Every process gets the variables that torchrun sets (by which megajax.cluster deals out the GPUs), or D simulated CPU
+devices. Its output appears line by line behind its number. SIGTERM, SIGINT and SIGUSR1 go on to all processes. The
+first process that fails ends the job: the others have some seconds to leave by themselves, then comes SIGTERM, then
+SIGKILL, and its exit code is that of the launcher. Should the launcher itself be killed, the kernel kills the processes
+(PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from types import FrameType, TracebackType
 from typing import IO, Any, Self
 
 from launch.env import announce_changes
-from launch.gpus import deal, visible_gpus
 from megajax.config.base import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
 
@@ -43,19 +43,24 @@ def main(argv: list[str]) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_process_options(parser)
     options = parser.parse_args(argv)
+    command = clean_command(options.command)
     with Signals() as signals:
-        code = run_processes(
-            clean_command(options.command), environments(options.processes, options.devices), signals, options.grace
-        )
-    return code
+        return run_processes(command, environments(options.processes, options.devices), signals, options.grace)
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:
     """What `launch.local` and `launch.run` share."""
-    parser.add_argument("--processes", type=int, default=1, help="processes to start; one is started as it is")
-    parser.add_argument("--devices", type=int, default=0, help="simulated CPU devices of each, instead of GPUs")
+    parser.add_argument("--processes", type=positive, default=1, help="processes to start; one is started as it is")
+    parser.add_argument("--devices", type=positive, default=0, help="simulated CPU devices of each, instead of GPUs")
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS, help="seconds to leave once one has failed")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what every process runs")
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, as argparse wants it read."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
 
 
 def clean_command(words: Sequence[str]) -> list[str]:
@@ -66,35 +71,26 @@ def clean_command(words: Sequence[str]) -> list[str]:
     return command
 
 
-def environments(processes: int, devices: int = 0) -> list[dict[str, str]]:
+def environments(processes: int, devices: int = 0, gpus: Sequence[str] | None = None) -> list[dict[str, str]]:
     """The environment of each of several processes: torchrun's variables, its devices, the settings of its GPU.
 
     Args:
         processes: How many.
-        devices: Simulated CPU devices of each; 0 = its share of the GPUs there are, or whatever JAX finds.
-
-    Raises:
-        ConfigError: the GPUs cannot be shared evenly.
+        devices: Simulated CPU devices of each; 0 = whatever JAX finds.
+        gpus: GPUs that they share evenly; None = all there are.
     """
-    if processes < 1 or devices < 0:
-        raise ConfigError(f"--processes {processes} --devices {devices}: use at least one process, no negative number")
     base = dict(os.environ)
     if devices:
         base |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
-        gpus: list[list[str]] = [[]] * processes
     else:
         base |= announce_changes(base)
-        gpus = deal(visible_gpus(base), processes)
+    if gpus is not None:
+        base |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     if processes == 1:
         return [base]
     base |= {"PYTHONUNBUFFERED": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(_free_port())}
     base |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    return [
-        base
-        | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        | ({"CUDA_VISIBLE_DEVICES": ",".join(share)} if share else {})
-        for rank, share in enumerate(gpus)
-    ]
+    return [base | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
 def _free_port() -> int:

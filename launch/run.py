@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from etils import epath
 
 from launch.gpus import visible_gpus
-from launch.local import Signals, add_process_options, clean_command, describe, environments, run_processes
+from launch.local import Signals, add_process_options, clean_command, describe, environments, positive, run_processes
 from megajax.config import Config, ConfigError, check_batch, resolve_mesh
 from megajax.config.cli import OneLineParser, entry_point, parse_command_line
 
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     parser = OneLineParser(prog="python -m launch.run", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--max-restarts", type=int, required=True, help="restarts in all")
-    parser.add_argument("--min-processes", type=int, help="go on with fewer processes, but no fewer than these")
+    parser.add_argument("--min-processes", type=positive, help="go on with fewer processes, but no fewer than these")
     parser.add_argument("--backoff", type=float, default=5.0, help="seconds before a restart")
     add_process_options(parser)
     options = parser.parse_args(argv)
@@ -106,12 +106,11 @@ def supervise(run: Run, command: Sequence[str], options: argparse.Namespace) -> 
         while True:
             before = run.newest_step()
             report(f"start {restarts + 1} of at most {options.max_restarts + 1}: {processes} process(es), {at(before)}")
-            code = start(command, processes, options, signals)
+            code = start(run, command, processes, options, signals)
             after = run.newest_step()
             ended = f"ended with {describe(code)}, {at(after)}"
             if code in FINAL or signals.stop or restarts == options.max_restarts:
-                reason = f"{signals.stop} was received" if signals.stop else "no restart left"
-                report(f"{ended}: " + ("a restart would not change that" if code in FINAL else reason))
+                report(f"{ended}: {why_final(code, signals)}")
                 return code
             report(f"{ended}: restart in {options.backoff:g} s")
             if restarts and after == before and options.min_processes:
@@ -122,11 +121,21 @@ def supervise(run: Run, command: Sequence[str], options: argparse.Namespace) -> 
                 return code
 
 
-def start(command: Sequence[str], processes: int, options: argparse.Namespace, signals: Signals) -> int:
+def why_final(code: int, signals: Signals) -> str:
+    """Why there is no restart."""
+    if code in FINAL:
+        return "a restart would not change that" if code else "done"
+    return f"{signals.stop} was received" if signals.stop else "no restart left"
+
+
+def start(run: Run, command: Sequence[str], processes: int, options: argparse.Namespace, signals: Signals) -> int:
     """One start of the job, by this launcher or by the one that the command names."""
+    gpus = None
     if any(PLACEHOLDER in word for word in command):
         command, processes = with_number(command, processes), 1
-    return run_processes(command, environments(processes, options.devices), signals, options.grace)
+    elif processes < options.processes and not options.devices:  # no more GPUs for each than they had
+        gpus = visible_gpus()[: processes * run.devices]
+    return run_processes(command, environments(processes, options.devices, gpus), signals, options.grace)
 
 
 def with_number(words: Sequence[str], processes: int) -> list[str]:

@@ -17,7 +17,6 @@ from megajax.checkpoint.fingerprint import fingerprint
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
-from megajax.models.parameters import named_arrays
 from megajax.observe.clock import Clock
 from megajax.train import Trainer, join_cluster
 from megajax.training.run_directory import RunDirectory
@@ -39,7 +38,7 @@ def main(argv: list[str]) -> int:
             start, stop = choose_steps(checkpoints, options.step)
             trainer = Trainer(config, run, checkpoints, cluster, Clock(), start)
             passes = [take_steps(trainer, start, stop) for _ in range(2)]
-            kept = checkpoints.record(stop)["fingerprints"] if stop in checkpoints.steps else None
+            kept = checkpoints.record(stop)["fingerprint"] if stop in checkpoints.steps else None
         differences = compare(passes, recorded_metrics(run.path / "metrics.jsonl"), kept)
         for difference in differences:
             trainer.say(f"differs: {difference}")
@@ -84,7 +83,7 @@ def take_steps(trainer: Trainer, start: int, stop: int) -> Pass:
         done.metrics[trainer.step] = {name: float(metrics[name]) for name in COMPARED}
         if trainer.step == stop:
             break
-    done.fingerprints = fingerprint(named_arrays(trainer.canonical.of(trainer.state)))
+    done.fingerprints = fingerprint(trainer.canonical.of(trainer.state))
     return done
 
 
@@ -105,10 +104,10 @@ def compare(passes: list[Pass], recorded: dict[int, dict[str, float]], kept: dic
             if step in recorded:
                 others["the run"] = recorded[step][name]
             found += [f"step {step} {name}: {value!r}, in {who} {x!r}" for who, x in others.items() if x != value]
-    for name, value in first.fingerprints.items():
-        if value != second.fingerprints[name]:
+    for name, digits in first.fingerprints.items():
+        if digits != second.fingerprints[name]:
             found.append(f"{name} after the last step, in the other pass")
-        if kept is not None and value != kept[name]:
+        if kept is not None and digits != kept[name]:
             found.append(f"{name} after the last step, in the run's checkpoint")
     return found
 

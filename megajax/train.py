@@ -22,10 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from megajax.checkpoint.store import Checkpoints
-from megajax.cluster.detect import detect
-from megajax.cluster.hosts import devices_by_host
-from megajax.cluster.join import Cluster, join
-from megajax.cluster.watchdog import Watchdog
+from megajax.cluster import Cluster, Watchdog, check_devices, detect, devices_by_host, join, tensor_warning
 from megajax.config import ClusterConfig, Config, ConfigError, check_batch, check_training, dump_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.data.batch import Batch as HostBatch
@@ -103,7 +100,12 @@ def join_cluster(config: Config) -> Cluster:
     if config.train.deterministic:
         deterministic_kernels()
     identity = hashlib.sha256(dump_config(replace(config, cluster=ClusterConfig())).encode()).hexdigest()[:12]
-    return join(detect(os.environ, config.cluster), config.cluster, {"config": identity})
+    cluster = join(detect(os.environ, config.cluster), config.cluster, {"config": identity})
+    if cluster.first:
+        print(f" {cluster.launch.describe()}")
+    else:
+        logging.getLogger("megajax").setLevel(logging.ERROR)  # what concerns all is said once
+    return cluster
 
 
 class Trainer:
@@ -122,9 +124,12 @@ class Trainer:
         self.run, self.checkpoints, self.cluster, self.clock = run, checkpoints, cluster, clock
 
         # Mesh: every array is sharded over it by the one rule table.
+        check_devices(cluster, config.cluster.start_seconds)
         sizes = resolve_mesh(config.parallel, jax.device_count())
         mesh = build_mesh(sizes, devices_by_host(jax.devices(), cluster.hosts))
         check_batch(config, mesh.shape["data"])
+        if warning := tensor_warning(mesh.shape["tensor"], jax.devices(), cluster.hosts):
+            log.warning(warning)
         rules = Rules(mesh, config.parallel.sequence_parallel, config.parallel.zero)
 
         # Data: which samples a step sees is a function of the samples consumed before it, and of nothing else.

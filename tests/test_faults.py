@@ -61,9 +61,7 @@ def test_a_bad_batch_can_be_skipped(
     """One batch gives nan, a later one a spike; the run goes on, and says so."""
     spoil(monkeypatch, 7, how=not_a_number)
     spoil(monkeypatch, 18, how=other_words)
-    result = train(
-        load_config(None, words("health.policy=skip", "health.spike_factor=1.3", "health.window=5")).config
-    )
+    result = train(load_config(None, words("health.policy=skip", "health.spike_factor=1.3", "health.window=5")).config)
     assert result.step == 20
     assert "the loss is nan at step 7" in caplog.text
     assert "the loss jumped to" in caplog.text

@@ -11,7 +11,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(path for folder in (ROOT, ROOT / "launch", ROOT / "configs/data") for path in folder.glob("*.md"))
-PACKAGE = sorted((ROOT / "megajax").rglob("*.py"))
+PACKAGE = sorted(path for folder in ("megajax", "launch") for path in (ROOT / folder).rglob("*.py"))
 CODE = [*PACKAGE, *sorted((ROOT / "tests").rglob("*.py"))]
 FOLDERS = ("megajax", "configs", "tests", "launch", ".ci", "notebooks")
 
@@ -39,7 +39,7 @@ def test_paths_in_documents_exist(document):
 
 def test_commands_in_the_readme_exist():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    modules = set(re.findall(r"python -m (megajax\.\w+)", text))
+    modules = set(re.findall(r"python -m ((?:megajax|launch)\.\w+)", text))
     assert "megajax.train" in modules
     assert {module for module in modules if not (ROOT / f"{module.replace('.', '/')}.py").is_file()} == set()
     extras = set(chain.from_iterable(found.split(",") for found in re.findall(r"\.\[([\w,]+)\]", text)))

@@ -1,30 +1,46 @@
-"""Checkpoints: Orbax, asynchronous, atomic, from any mesh to any mesh.
+"""Checkpoints: Orbax, asynchronous, atomic, verified, from any mesh to any mesh.
 
 A checkpoint holds every array of the train state under its dotted name ("params.blocks.attention.qkv", all layers in
-one) and one JSON record: step, consumed samples and tokenizer. Names and shapes say nothing about the layout. Orbax
-writes into a temporary directory and renames it last, so a killed save is no checkpoint.
+one) and one JSON record: step, consumed samples, tokenizer, and a fingerprint of every array. Names, shapes and
+fingerprints say nothing about the layout. Orbax writes into a temporary directory and renames it last, so a killed save
+is no checkpoint; what is damaged later shows by its fingerprints when it is read, and is passed over.
+
+The directory may be any path that etils.epath knows. Local ones are tested; object stores (gs://...) go the ways that
+Orbax and TensorStore have for them, and were never tried.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore as ts
+from etils import epath
 
+from megajax.checkpoint.agree import first
+from megajax.checkpoint.arrays import named_arrays, open_arrays, read_arrays, save_args
+from megajax.checkpoint.fingerprint import digits, words
+from megajax.checkpoint.local import LocalCopies
 from megajax.checkpoint.quiet import quiet_orbax
+from megajax.checkpoint.record import FORMAT_VERSION, RecordHandler, RecordSave
+from megajax.checkpoint.retention import Retention
+from megajax.checkpoint.snapshot import Snapshot
 from megajax.config.base import ConfigError
 from megajax.config.train import CheckpointConfig
 from megajax.models.parameters import annotate, logical_axes, named_leaves
 
 S = TypeVar("S")
-FORMAT_VERSION = 1
+Contents = tuple[dict[str, jax.Array], dict[str, Any]]
+"""Arrays by name, and the record."""
 log = logging.getLogger(__name__)
 
 
@@ -36,52 +52,105 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `directory`."""
+    """The checkpoints of one run. With several processes, all of them open, save, wait and restore together."""
 
-    def __init__(self, directory: Path, config: CheckpointConfig | None) -> None:
-        """Open (or create) the directory; keeps the newest `keep_last` and every `keep_every`-th step.
+    def __init__(self, directory: str | os.PathLike[str], config: CheckpointConfig | None) -> None:
+        """Open (or create) the directory; `config` says which checkpoints stay, see `retention.kept`.
 
-        Without a configuration it is opened to be read, be it that of a run that is still training: nothing is created.
+        Without a configuration it is opened to be read, be it that of a run that is still training: nothing is changed.
         """
         quiet_orbax()
-        self.directory = directory.resolve()
-        if config is None:
-            options = ocp.CheckpointManagerOptions(create=False)
-        else:
+        path = epath.Path(directory)
+        self.directory = path if "://" in str(path) else path.resolve()
+        self._writable, self._config = config is not None, config or CheckpointConfig()
+        self._retention, self._snapshot, self._newest = Retention(self._config), Snapshot(), -1
+        if self._writable and jax.process_index() == 0:
             for unfinished in sorted(self.directory.glob("*orbax-checkpoint-tmp*")):
                 log.warning("%s is the rest of a save that was interrupted: ignored and removed", unfinished)
-            options = ocp.CheckpointManagerOptions(
-                max_to_keep=config.keep_last,
-                keep_period=config.keep_every,
-                enable_async_checkpointing=config.asynchronous,
-            )
-        handlers = {"state": ocp.PyTreeCheckpointHandler(), "record": ocp.JsonCheckpointHandler()}
-        self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
+        self._manager = self._open_manager()
+        self._local = LocalCopies(self._config.local, self.directory) if self._config.local else None
+        if self._config.keep_best:
+            self._retention.losses |= {step: loss for step in self.steps if (loss := self._loss(step)) is not None}
+
+    def _open_manager(self) -> ocp.CheckpointManager:
+        count = jax.process_count()
+        options = ocp.CheckpointManagerOptions(
+            create=self._writable,
+            cleanup_tmp_directories=self._writable,
+            preservation_policy=self._retention,
+            enable_async_checkpointing=self._config.asynchronous,
+            # Barriers of the coordination service instead of ones that wait for the devices.
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                active_processes=set(range(count)) if count > 1 else None
+            ),
+            single_host_load_and_broadcast=True,  # all processes go by the list that process 0 sees
+            lightweight_initialize=True,
+            save_root_metadata=False,
+        )
+        # Weights are noise: compressing them took longer than writing them, for 7 % less. OCDBT, Orbax's default, would
+        # gather small arrays in few files; here are few arrays, and plain zarr files are written without a copy.
+        state = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
+        return ocp.CheckpointManager(
+            self.directory, options=options, item_handlers={"state": state, "record": RecordHandler()}
+        )
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the finished checkpoints, ascending; one that is still being written has another name."""
-        return sorted(int(path.name) for path in self.directory.glob("*") if path.name.isdigit())
+        """Steps of the finished checkpoints as this process sees them, ascending."""
+        return sorted(found.step for found in ocp.step.standard_name_format().find_all(self.directory))
 
     @property
     def latest(self) -> int | None:
-        """Newest finished step."""
-        return max(self.steps, default=None)
+        """Newest step that can be resumed from, local copies included; all processes have the same."""
+        finished = [step for step in self._manager.all_steps() if step != self._newest or self._is_finished(step)]
+        copy = self._local.latest if self._local else None
+        return max(finished if copy is None else [*finished, copy], default=None)
 
-    def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
+    def save(self, step: int, state: Any, record: dict[str, Any], loss: float | None = None) -> float:
         """Start writing; returns once the state is copied, so that the next step may overwrite its buffers.
+
+        Args:
+            step: nothing is done if it has a checkpoint.
+            state: tree of arrays.
+            record: what has to be known besides, as JSON.
+            loss: validation loss, if this step was evaluated.
+
+        Returns:
+            Seconds for which it blocked.
 
         Raises:
             ConfigError: this save, or the one before it that ran in the background, could not be written.
         """
-        if step in self._manager.all_steps():
-            return
-        arrays = {name: _array(leaf) for name, leaf in named_leaves(state)}
-        items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(arrays), record=ocp.args.JsonSave({"version": FORMAT_VERSION, **record})
-        )
+        start = time.perf_counter()
         with self._saving():
+            self._manager.wait_until_finished()
+            if step in self._manager.all_steps():
+                return time.perf_counter() - start
+            if loss is not None:
+                self._retention.losses[step] = loss
+                record = {**record, "loss": loss}
+            arrays = named_arrays(state)
+            if self._config.asynchronous:
+                arrays = self._snapshot.take(arrays)
+            pieces = {name: save_args(array) for name, array in arrays.items()}
+            items = ocp.args.Composite(
+                state=ocp.args.PyTreeSave(arrays, save_args=pieces), record=RecordSave(record, words(arrays))
+            )
             self._manager.save(step, args=items, force=True)
+            self._newest = step
+        return time.perf_counter() - start
+
+    def save_local(self, step: int, state: Any, record: dict[str, Any]) -> float:
+        """Start writing a copy to `checkpoint.local`, each process what it holds; returns the seconds it blocked.
+
+        Raises:
+            ConfigError: the copy before this one could not be written.
+        """
+        start = time.perf_counter()
+        if self._local:
+            with self._saving_local():
+                self._local.save(step, named_arrays(state), record)
+        return time.perf_counter() - start
 
     def wait(self) -> None:
         """Block until every save is on disk.
@@ -92,6 +161,9 @@ class Checkpoints:
         with self._saving():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
+        if self._local:
+            with self._saving_local():
+                self._local.wait()
 
     def restore(self, like: S, shardings: S, step: int | None = None, part: str = "") -> Restored:
         """Read a checkpoint straight into its place on the current mesh; each host reads only what it holds.
@@ -99,42 +171,110 @@ class Checkpoints:
         Args:
             like: the state's shapes and dtypes (`jax.eval_shape`); floating-point numbers are converted to them.
             shardings: where every array goes, same structure.
-            step: which checkpoint; None for the newest.
+            step: which checkpoint; None for the newest good one: those that are damaged are named in a warning and
+                renamed, so that their steps can be saved again, and a newer local copy goes first.
             part: what `like` is of the state ("params", say); the rest is not read.
 
         Raises:
-            ConfigError: there is no such checkpoint, or its arrays are not those of this model.
+            ConfigError: there is no such checkpoint, it is damaged, or its arrays are not those of this model.
         """
-        step = self.latest if step is None else step
-        if step is None or step not in self.steps:
-            found = ", ".join(map(str, self.steps)) or "none"
-            raise ConfigError(f"{self.directory} has no finished checkpoint of step {step}: finished are {found}")
-        record = self.record(step)
-        if record.get("version") != FORMAT_VERSION:
-            raise ConfigError(
-                f"{self.directory / str(step)} has checkpoint format {record.get('version')}, this version of megajax "
-                f"reads {FORMAT_VERSION}: use the version that wrote it"
-            )
         prefix = f"{part}." if part else ""
-        # Rows past the vocabulary depend on the layout and are zero: read as many as this layout has.
-        tables = {prefix + name for name, leaf in named_leaves(like) if "vocab" in logical_axes(leaf)}
         wanted = {
             prefix + name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
             for (name, leaf), sharding in zip(named_leaves(like), jax.tree.leaves(shardings), strict=True)
         }
-        arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
-        for name in tables:
-            arguments[name] = replace(arguments[name], strict=False)
-        state = ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=bool(part))
-        with self._reading(step):
-            self._check_arrays(step, wanted, prefix, tables)
-            arrays = self._manager.restore(step, args=ocp.args.Composite(state=state))["state"]
-        return Restored(annotate(like, lambda name, _: arrays[prefix + name]), record)
+        # Rows past the vocabulary depend on the layout and are zero: read as many as this layout has.
+        tables = {prefix + name for name, leaf in named_leaves(like) if "vocab" in logical_axes(leaf)}
+        self.wait()
+        self._manager.reload()
+        if step is None:
+            arrays, record = self._newest_good(wanted, prefix, tables)
+        else:
+            self._require(step)
+            found = _verified(lambda: self._read(step, wanted, prefix, tables))
+            if isinstance(found, str):
+                raise ConfigError(f"{self.directory / str(step)} is damaged ({found}): choose another checkpoint")
+            arrays, record = found
+        # One after the other, so that only one of them exists twice.
+        return Restored(annotate(like, lambda name, leaf: arrays.pop(prefix + name).astype(leaf.dtype)), record)
+
+    def _newest_good(self, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str, tables: set[str]) -> Contents:
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        copy = self._local.latest if self._local and not prefix else None
+        if self._local and copy is not None and copy > max(steps, default=-1):
+            found = _verified(lambda: self._local.read(copy, wanted))
+            if not isinstance(found, str):
+                _tell(logging.INFO, "resuming from the local copies of step %d in %s", copy, self._config.local)
+                return found
+            _tell(logging.WARNING, "the local copies of step %d are of no use: %s", copy, found)
+            self._local.forget()
+        if not steps:
+            self._require(None)
+        for step in steps:
+            path = self.directory / str(step)
+            found = _verified(lambda: self._read(step, wanted, prefix, tables))  # noqa: B023 - called at once
+            if not isinstance(found, str):
+                return found
+            _tell(logging.WARNING, "%s is damaged (%s): passed over", path, found)
+            if self._writable:
+                self._set_aside(step)
+        raise ConfigError(f"every checkpoint in {self.directory} is damaged: restore one of them, or start anew")
+
+    def _read(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str, tables: set[str]) -> Contents:
+        """Arrays and record of one checkpoint; no barrier, so a process that fails here keeps no other waiting."""
+        path = self.directory / str(step)
+        if not (path / "state").exists() and not (path / "record").exists():
+            raise ConfigError(f"{path} is not a checkpoint of megajax: choose another directory")
+        record = RecordHandler().restore(path / "record")
+        if record.get("version") != FORMAT_VERSION:
+            raise ConfigError(
+                f"{path} has checkpoint format {record.get('version')}, this version of megajax reads "
+                f"{FORMAT_VERSION}: use the version that wrote it"
+            )
+        saved = {name for name in record["fingerprint"] if name.startswith(prefix)}
+        other = "it was saved from another model or version"
+        for name in wanted.keys() - saved:
+            raise ConfigError(f"{path} lacks {name}, which this model has: {other}")
+        for name in saved - wanted.keys():
+            raise ConfigError(f"{path} holds {name}, which this model lacks: {other}")
+        stored = open_arrays(path / "state", list(wanted))
+        for name, leaf in wanted.items():
+            if problem := _mismatch(stored[name], leaf, is_table=name in tables):
+                raise ConfigError(f"{path}: {name} {problem}: {other}")
+        return read_arrays(stored, wanted), record
 
     def record(self, step: int) -> dict[str, Any]:
         """The JSON record of one checkpoint."""
-        with self._reading(step):
-            return self._manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
+        path = self.directory / str(step)
+        with _one_line(f"reading {path}", "it is damaged: choose another checkpoint"):
+            return RecordHandler().restore(path / "record")
+
+    def _loss(self, step: int) -> float | None:
+        try:
+            return self.record(step).get("loss")
+        except ConfigError:
+            return None
+
+    def _require(self, step: int | None) -> None:
+        if not self.directory.exists():
+            raise ConfigError(f"{self.directory} does not exist: no checkpoint to restore")
+        if step not in self._manager.all_steps():
+            found = ", ".join(map(str, self._manager.all_steps())) or "none"
+            raise ConfigError(f"{self.directory} has no finished checkpoint of step {step}: finished are {found}")
+
+    def _set_aside(self, step: int) -> None:
+        """Rename a damaged checkpoint, so that its step can be saved again and it can be looked at."""
+        if jax.process_index() == 0:
+            damaged = self.directory / f"damaged-{step}"
+            if damaged.exists():
+                damaged.rmtree()
+            (self.directory / str(step)).rename(damaged)
+        self._retention.losses.pop(step, None)
+        self._manager.reload()
+
+    def _is_finished(self, step: int) -> bool:
+        path = self.directory / str(step)
+        return path.exists() and ocp.step.is_path_finalized(path)
 
     def __enter__(self) -> Self:
         return self
@@ -149,32 +289,53 @@ class Checkpoints:
                 raise
             log.warning("%s", second)
         finally:
+            if self._local:
+                self._local.close()
             self._manager.close()
 
     def _saving(self) -> AbstractContextManager[None]:
         remedy = "free space or change output_dir; finished checkpoints are intact, run the same command to resume"
         return _one_line(f"saving a checkpoint to {self.directory}", remedy)
 
-    def _reading(self, step: int) -> AbstractContextManager[None]:
-        path = self.directory / str(step)
-        return _one_line(
-            f"reading the checkpoint {path}", f"if it is damaged, remove {path} to resume from an older one"
-        )
+    def _saving_local(self) -> AbstractContextManager[None]:
+        return _one_line(f"saving a local copy to {self._config.local}", "free space there or unset checkpoint.local")
 
-    def _check_arrays(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str, tables: set[str]) -> None:
-        metadata = self._manager.item_metadata(step)["state"]
-        saved = {name: array for name, array in metadata.items() if name.startswith(prefix)}
-        path = self.directory / str(step)
-        for name in wanted.keys() - saved.keys():
-            raise ConfigError(f"{path} lacks {name}, which this model has: it was saved from another model or version")
-        for name in saved.keys() - wanted.keys():
-            raise ConfigError(
-                f"{path} holds {name}, which this model lacks: it was saved from another model or version"
-            )
-        for name, leaf in wanted.items():
-            there, rows = tuple(saved[name].shape), 1 if name in tables else 0
-            if there[rows:] != leaf.shape[rows:]:
-                raise ConfigError(f"{path}: {name} is {there} there and {leaf.shape} in this model")
+
+def _verified(read: Callable[[], Contents]) -> Contents | str:
+    """What `read` gives if its fingerprints are right in every process, else what is wrong, the same in all of them."""
+    contents, problem = None, ""
+    try:
+        contents = read()
+    except ConfigError:
+        raise
+    except (OSError, ValueError, LookupError) as error:  # what TensorStore and the file system raise; no lack of memory
+        problem = _reason(error)
+    problem = first(problem)
+    if contents is None or problem:
+        return problem
+    arrays, record = contents
+    for name, found in digits(words(arrays)).items():
+        if found != record["fingerprint"][name]:
+            return f"the contents of {name} are not what was saved"
+    return contents
+
+
+def _mismatch(stored: ts.TensorStore, leaf: jax.ShapeDtypeStruct, *, is_table: bool) -> str:
+    """How a stored array differs in kind from the wanted one."""
+    rows = 1 if is_table else 0
+    there, dtype = tuple(stored.shape), stored.dtype.numpy_dtype
+    if there[rows:] != leaf.shape[rows:]:
+        return f"is {there} there and {leaf.shape} in this model"
+    if dtype != leaf.dtype and not (jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.floating)):
+        return f"is {dtype} there and {leaf.dtype} in this model"
+    if is_table and np.any(stored[leaf.shape[0] :].read().result()):
+        return f"has words beyond the {leaf.shape[0]} rows of this model"
+    return ""
+
+
+def _tell(level: int, message: str, *args: Any) -> None:
+    if jax.process_index() == 0:
+        log.log(level, message, *args)
 
 
 @contextmanager
@@ -185,9 +346,8 @@ def _one_line(what: str, remedy: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[-200:]  # what went wrong stands last
-        raise ConfigError(f"{what} failed ({reason}): {remedy}") from error
+        raise ConfigError(f"{what} failed ({_reason(error)}): {remedy}") from error
 
 
-def _array(leaf: Any) -> jax.Array:
-    return leaf[...] if hasattr(leaf, "get_metadata") else leaf
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[-200:]  # what went wrong stands last

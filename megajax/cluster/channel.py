@@ -46,7 +46,7 @@ class Channel:
             self._hub.start()
             host = "localhost"
         self._lines, self._first = _connect(host.strip("[]"), int(port), config)
-        self._excused = False
+        self._excused, self._guards = False, 0
         self._failing = threading.Event()
         self._told = threading.Event()
         self._answers: dict[str, SimpleQueue[Message]] = {}
@@ -91,8 +91,9 @@ class Channel:
     def guard(self) -> Iterator[None]:
         """Context whose exceptions end the run at once, and whose end all processes reach together.
 
-        Enter it after every context whose exit needs the others' help: those are not waited for once one has failed.
+        It may stand in another one: around what has to fail before the exit of a context in between waits for others.
         """
+        self._guards += 1
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
@@ -101,7 +102,9 @@ class Channel:
                 time.sleep(_ECHO_SECONDS)
                 traceback.print_exception(error)
             self.fail(text, code)
-        self.gather("end", last=True)
+        self._guards -= 1
+        if not self._guards:
+            self.gather("end", last=True)
 
     def _listen(self) -> None:
         """Take what comes; a failure elsewhere ends this process, whatever it is busy with."""

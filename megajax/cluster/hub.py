@@ -76,7 +76,8 @@ def keep_alive(connection: socket.socket, seconds: int) -> None:
 
 @dataclass
 class _Member(Lines):
-    process: int | None = None
+    process: int = -1
+    """Until it says which it is."""
     who: str = ""
     excused: bool = False
     """It was given its last answer."""
@@ -121,6 +122,7 @@ class Hub(threading.Thread):
         self._processes, self._who, self._heartbeat = processes, who, heartbeat_seconds
         self._members: dict[int, _Member] = {}
         self._rounds = {HELLO: _Round(start_seconds)}
+        self._gone: set[int] = set()
         self._failed = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -155,15 +157,18 @@ class Hub(threading.Thread):
     def _read(self, member: _Member) -> None:
         try:
             messages = member.receive()
-        except ValueError:  # a stranger, such as a port scanner
-            messages = None
-        for message in messages or []:
-            self._handle(member, message)
+            for message in messages or []:
+                self._handle(member, message)
+        except (ValueError, TypeError, KeyError):
+            if member.process >= 0:
+                raise
+            messages = None  # a stranger, such as a port scanner
         if messages is None:
             self._selector.unregister(member.socket)
             member.socket.close()
-            if self._members.get(member.process or 0) is member:
-                del self._members[member.process or 0]
+            if self._members.get(member.process) is member:
+                del self._members[member.process]
+                self._gone.add(member.process)
                 if not member.excused:
                     self._fail(f"{member.who} {LOST}", 1)
         if self._failed and not self._members.keys() - {0}:
@@ -171,7 +176,7 @@ class Hub(threading.Thread):
 
     def _handle(self, member: _Member, message: Message) -> None:
         process = message["process"]
-        if member.process is None:
+        if member.process < 0:
             member.process, member.who = process, message["who"]
             if process >= self._processes:
                 self._refuse(
@@ -192,7 +197,10 @@ class Hub(threading.Thread):
         member.excused = False
         round_ = self._rounds.setdefault(name, _Round(seconds or float("inf")))
         round_.values[message["process"]] = message["value"]
-        if len(round_.values) == self._processes:
+        gone = self._gone - round_.values.keys()
+        if gone:
+            self._fail(f"process {min(gone)} has ended before '{name}'", 1)
+        elif len(round_.values) == self._processes:
             del self._rounds[name]
             if name == HELLO:
                 self._stop_listening()
@@ -238,5 +246,6 @@ class Hub(threading.Thread):
                 self._members[process].send(message)
 
     def _stop_listening(self) -> None:
-        self._selector.unregister(self._listener)
-        self._listener.close()
+        if self._listener.fileno() >= 0:
+            self._selector.unregister(self._listener)
+            self._listener.close()

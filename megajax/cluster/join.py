@@ -10,8 +10,8 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -63,6 +63,15 @@ class Cluster:
     def barrier(self, name: str, seconds: int | None = None) -> None:
         """Wait until every process is at `name`; as `gather`."""
         self.gather(name, "", seconds)
+
+    @contextmanager
+    def first_alone(self, name: str) -> Iterator[None]:
+        """Context that process 0 goes through before the others enter it, so that they find what it has made."""
+        if not self.first:
+            self.barrier(name)
+        yield
+        if self.first:
+            self.barrier(name)
 
     def guard(self) -> AbstractContextManager[None]:
         """Context whose exceptions end all processes at once; see `Channel.guard`. Alone, it does nothing."""

@@ -63,7 +63,7 @@ def announce(
         "mesh": f"{axes} ({jax.devices()[0].device_kind}), sequence parallel {sequence}",
         "model": f"{count / 1e6:,.1f} M parameters, vocabulary {model.vocab_size} in {model.padded_vocab_size} rows",
         "memory": f"about {held / 2**30:.3f} GiB a device for fp32 weights, gradients and optimizer state",
-        "logits": describe_logits(config, mesh.shape, memory and memory.limit),
+        "logits": describe_logits(config, mesh.shape, memory.limit if memory else None),
         "precision": f"{train.precision}, remat {train.remat}",
         "attention": f"{kernel.name} ({kernel.reason})",
         "batch": f"{train.global_batch_size} x {config.data.seq_length} tokens, micro batch {train.micro_batch_size}",

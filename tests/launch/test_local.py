@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.gpus import deal, visible_gpus
 from launch.local import describe
-from megajax.config import ConfigError
 from tests.launch.programs import alive, finish, launch, python, until
 
 
@@ -102,19 +100,11 @@ def test_what_a_process_started_goes_with_it(tmp_path: Path):
     until(lambda: not alive(grandchild))
 
 
-def test_gpus_are_dealt_out_in_blocks():
-    gpus = visible_gpus({"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
-    assert deal(gpus, 2) == [["4", "5"], ["6", "7"]]
-    assert deal(visible_gpus({"CUDA_VISIBLE_DEVICES": ""}), 2) == [[], []]
-    with pytest.raises(ConfigError, match="4 GPUs cannot be dealt out to 3 processes"):
-        deal(gpus, 3)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--processes", "2"], "nothing to start: give a command after --"),
-        (["--processes", "0", "--", "true"], "use at least one process"),
+        (["--processes", "0", "--", "true"], "argument --processes: '0' is not a number from 1 on"),
         (["--", "no-such-program"], "no-such-program cannot be started (No such file or directory)"),
     ],
 )

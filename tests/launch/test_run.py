@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from launch.run import Run
-from tests.launch.programs import finish, launch, python, until
+from tests.launch.programs import finish, launch, python, tiny_run, until
 
 CONFIG = ["megajax.train", "configs/models/gpt2_124m.yaml", "train.global_batch_size=12", "parallel.fsdp=2"]
 
@@ -49,7 +50,7 @@ def test_a_crash_is_restarted_from_the_newest_checkpoint(tmp_path: Path):
         "start 2 of at most 6: 1 process(es), newest checkpoint: step 10",
         "ended with exit code 137 (SIGKILL), newest checkpoint: step 20: restart in 0.1 s",
         "start 3 of at most 6: 1 process(es), newest checkpoint: step 20",
-        "ended with exit code 0, newest checkpoint: step 20: a restart would not change that",
+        "ended with exit code 0, newest checkpoint: step 20: done",
     ]
 
 
@@ -58,7 +59,7 @@ def test_some_ends_are_final(tmp_path: Path, code: int):
     returned, _, err = finish(launch("run", "--max-restarts", "5", *job(tmp_path, f"sys.exit({code})")))
     assert returned == code
     assert len(starts(tmp_path)) == 1
-    assert "a restart would not change that" in lines(err)[-1]
+    assert lines(err)[-1].endswith("a restart would not change that" if code else "done")
 
 
 def test_restarts_are_limited(tmp_path: Path):
@@ -99,6 +100,14 @@ def test_legal_numbers_of_processes():
     assert (run.fewer(8, 1), run.fewer(6, 1), run.fewer(4, 3)) == (6, 4, None)
 
 
+def test_fewer_processes_take_fewer_gpus(tmp_path: Path):
+    """Each keeps as many as it had, so that the number of devices is the one that was found legal."""
+    code = f"open('{tmp_path}/gpus', 'a').write(os.environ['CUDA_VISIBLE_DEVICES'] + ' '); sys.exit(rank == 0)"
+    options = ["--processes", "4", "--min-processes", "1", "--backoff", "0", "--max-restarts", "2"]
+    finish(launch("run", *options, *job(tmp_path, code), CUDA_VISIBLE_DEVICES="4,5,6,7"))
+    assert (tmp_path / "gpus").read_text().split()[-2:] == ["4,5", "4,5"]
+
+
 def test_min_processes_needs_to_know_the_run():
     returned, _, err = finish(launch("run", "--max-restarts", "1", "--min-processes", "1", *python("pass")))
     assert (returned, err.count("\n")) == (2, 1)
@@ -136,3 +145,22 @@ def test_sigterm_between_two_starts_ends_it(tmp_path: Path):
     returned, _, err = finish(process)
     assert (returned, lines(err)) == (1, ["SIGTERM was received: no restart"])
     assert time.monotonic() - before < 10
+
+
+def test_a_real_run_goes_on_after_a_lost_process(tmp_path: Path):
+    """Two processes train; one of them is killed; two new ones go on from its checkpoint to the end."""
+    words = tiny_run(tmp_path, "train.steps=400", "checkpoint.every=100")
+    command = ["--", sys.executable, "-m", "megajax.train", *words]
+    options = ["--processes", "2", "--devices", "1", "--max-restarts", "1", "--backoff", "0"]
+    process = launch("run", *options, *command)
+    until(lambda: process.poll() is not None or (tmp_path / "run/checkpoints/100").exists(), 100)
+    _, second = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(second), signal.SIGKILL)
+    returned, out, err = finish(process)
+    assert returned == 0, err
+    assert [line for line in lines(err) if line.startswith("start ")] == [
+        "start 1 of at most 2: 2 process(es), no checkpoint",
+        "start 2 of at most 2: 2 process(es), newest checkpoint: step 100",
+    ]
+    assert out.count("finished 400 steps") == 1
+    assert "mesh: data 2" in out

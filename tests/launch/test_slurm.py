@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.programs import ROOT, until
+from tests.launch.programs import ROOT, tiny_run, until
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scancel", "sinfo", "scontrol")
 PATH = f"{os.environ['PATH']}:/usr/sbin"
@@ -187,3 +187,15 @@ def test_sigterm_saves_and_ends(cluster: Cluster, tmp_path: Path):
     assert code == 0, text
     assert text.count("saved") == 2
     assert "start 2" not in text
+
+
+def test_a_real_run_on_two_tasks(cluster: Cluster, tmp_path: Path):
+    """The two tasks find each other through SLURM's variables, and are one run."""
+    words = tiny_run(tmp_path, "train.steps=20", "parallel.simulate_devices=1")
+    log = tmp_path / "log"
+    code, text = cluster.finish(cluster.submit(log, *words, SLURM_WAIT="60"), log)
+    assert code == 0, text
+    assert "process 0 of 2" in text
+    assert "mesh: data 2" in text
+    assert text.count("finished 20 steps") == 1
+    assert (tmp_path / "run/checkpoints/20").is_dir()

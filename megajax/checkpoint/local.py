@@ -1,0 +1,133 @@
+"""Copies in between on a fast directory of every host's own: NVMe, or /dev/shm for crashes that leave the host up.
+
+    DIRECTORY/RUN/process-I/STEP/   one raw file for each distinct shard that the process holds, and manifest.json
+
+Each process writes alone, without a barrier, and reads back only its own files. So a copy serves the same layout on the
+same hosts, if every process has it whole; for all else there is the run's own directory.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from megajax.checkpoint.agree import gather
+from megajax.checkpoint.arrays import empty, place, shards
+from megajax.checkpoint.fingerprint import Words, words
+from megajax.checkpoint.record import complete
+from megajax.checkpoint.snapshot import Snapshot
+
+
+class LocalCopies:
+    """The local copies of one run."""
+
+    def __init__(self, directory: str, run: epath.Path) -> None:
+        """Look for the copies of `run`, the directory of its checkpoints; all processes together.
+
+        A name kept there ties them to it: a run that starts over does not find those of its predecessor.
+        """
+        self._directory = Path(directory)
+        self._name_file = run / "local-copies"
+        self._name = gather(self._name_file.read_text() if self._name_file.exists() else "")[0]
+        self._snapshot = Snapshot()
+        self._thread = ThreadPoolExecutor(1, "local-copy")
+        self._writing: tuple[int, Future[None]] | None = None
+        held = gather(" ".join(map(str, self._complete())))
+        self.latest = max(set.intersection(*(set(map(int, steps.split())) for steps in held)), default=None)
+        """Newest step that every process has."""
+
+    def save(self, step: int, arrays: dict[str, jax.Array], record: dict[str, Any]) -> None:
+        """Copy what this process holds, then write it in the background.
+
+        Raises:
+            OSError: the copy before this one could not be written.
+        """
+        self.wait()
+        if not self._name:
+            self._name = gather(uuid.uuid4().hex)[0]
+            if jax.process_index() == 0:
+                self._name_file.write_text(self._name)
+        parts, held = {}, self._snapshot.take(arrays)
+        for name, array in held.items():
+            array.copy_to_host_async()
+            parts[name] = {shard.device: shard.data for shard in array.addressable_shards}
+        files = {
+            f"{name}.{number}": np.asarray(parts[name][devices[0]])
+            for name, array in arrays.items()
+            for number, devices in enumerate(shards(array).values())
+        }
+        self._writing = step, self._thread.submit(self._write, step, files, _layout(arrays), record, words(held))
+
+    def wait(self) -> None:
+        """Block until the copy is written.
+
+        Raises:
+            OSError: it could not be.
+        """
+        writing, self._writing = self._writing, None
+        if writing:
+            step, done = writing
+            done.result()
+            self.latest = step
+
+    def read(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+        """Arrays and record of a copy.
+
+        Raises:
+            ValueError: it is of another layout or model, or a file is too short.
+            OSError: it cannot be read.
+        """
+        path = self._process / str(step)
+        manifest = json.loads((path / "manifest.json").read_text())
+        if manifest["layout"] != _layout(wanted):
+            raise ValueError("it is of another layout or model")
+        arrays = {}
+        for name, leaf in wanted.items():
+            parts = {index: empty(index, leaf.dtype) for index in shards(leaf)}
+            for number, part in enumerate(parts.values()):
+                with (path / f"{name}.{number}").open("rb", buffering=0) as file:
+                    if file.readinto(part.reshape(-1).view(np.uint8)) != part.nbytes:
+                        raise ValueError(f"{name}.{number} is too short")
+            arrays[name] = place(leaf, parts)
+        return arrays, manifest["record"]
+
+    def forget(self) -> None:
+        """Remove this run's copies: it goes on from an older step than theirs."""
+        self.wait()
+        self.latest = None
+        shutil.rmtree(self._process, ignore_errors=True)
+
+    @property
+    def _process(self) -> Path:
+        return self._directory / (self._name or "-") / f"process-{jax.process_index()}"
+
+    def _complete(self) -> list[int]:
+        return sorted(int(path.name) for path in self._process.glob("*") if path.name.isdigit())
+
+    def _write(self, step: int, files: dict[str, np.ndarray], layout: Any, record: dict[str, Any], prints: Words) -> None:
+        """The newest copy stays until this one is complete; others go, to make room for it."""
+        for old in self._process.glob("*"):
+            if old.name != str(self.latest):
+                shutil.rmtree(old)
+        unfinished = self._process / f"{step}.unfinished"
+        unfinished.mkdir(parents=True)
+        for name, part in files.items():
+            part.tofile(unfinished / name)
+        manifest = {"layout": layout, "record": complete(record, prints)}
+        (unfinished / "manifest.json").write_text(json.dumps(manifest))
+        # Not synced: what a crash of the host tears is recognized by its fingerprint.
+        unfinished.replace(self._process / str(step))
+
+
+def _layout(arrays: dict[str, Any]) -> Any:
+    """Shapes, dtypes and what this process holds of them, as JSON gives it back."""
+    held = {name: [array.shape, str(array.dtype), list(shards(array))] for name, array in arrays.items()}
+    return json.loads(json.dumps({"processes": jax.process_count(), "arrays": held}))

@@ -1,0 +1,45 @@
+"""What the chaos test puts into every process of a job: marks on stdout that tell it what the job is doing, and a fault."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+ERROR = "chaos: raised on purpose"
+PLACES = {"start-up": "__init__", "step": "take_step", "save": "save", "evaluation": "evaluate"}
+"""Methods of the trainer that are marked, and may raise, by what the chaos test calls them."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where an exception is raised: in one process, once it has taken so many steps since this start."""
+
+    rank: int
+    place: str
+    after: int
+
+
+def install(rank: int, fault: Fault | None = None) -> None:
+    """Have this process talk, and raise. Call before training."""
+    print(f"chaos: process {rank} is {os.getpid()}", flush=True)
+    from megajax.train import Trainer
+
+    taken = 0
+
+    def wrap(place: str, method: str) -> None:
+        original = getattr(Trainer, method)
+
+        def call(self, *arguments, **options):
+            nonlocal taken
+            if rank == 0 and place != "start-up":
+                print(f"chaos: {place} {self.step}", flush=True)
+            if fault and (fault.rank, fault.place) == (rank, place) and taken >= fault.after:
+                print("chaos: raising", flush=True)
+                raise RuntimeError(ERROR)
+            taken += place == "step"
+            return original(self, *arguments, **options)
+
+        setattr(Trainer, method, call)
+
+    for place, method in PLACES.items():
+        wrap(place, method)
