@@ -1,4 +1,5 @@
-# MegaJAX for NVIDIA GPUs:    docker build -t megajax . && docker run --gpus all --shm-size=16g megajax python -m launch.doctor
+# MegaJAX for NVIDIA GPUs:
+#   docker build -t megajax . && docker run --gpus all --shm-size=16g megajax python -m launch.doctor
 #
 # A plain Python image: JAX's wheels bring CUDA, cuDNN and NCCL of the versions that they were built with, and the host
 # has to have nothing but the driver (580 or newer for CUDA 13) and the NVIDIA container toolkit.

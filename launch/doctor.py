@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from launch.gpus import query
-from megajax.cluster.detect import detect
 from megajax.config import ClusterConfig
 from megajax.config.cli import OneLineParser, entry_point
 
@@ -29,6 +28,7 @@ try:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
+    from megajax.cluster.detect import detect
     from megajax.planning.hardware import find_gpu, measured_matmul_peak
 except ImportError as error:
     sys.exit(f"FAIL  JAX cannot be imported: {error} (pip install '.[cuda13]', or without it on a machine without GPU)")

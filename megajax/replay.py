@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     run, config = RunDirectory.open(options.run_dir)
     cluster = join_cluster(config)
     with cluster.guard():
-        with Checkpoints(run.checkpoints(config.checkpoint), None) as checkpoints:
+        with Checkpoints(run.checkpoints(config.checkpoint), None) as checkpoints, cluster.guard():
             start, stop = choose_steps(checkpoints, options.step)
             trainer = Trainer(config, run, checkpoints, cluster, Clock(), start)
             passes = [take_steps(trainer, start, stop) for _ in range(2)]

@@ -85,11 +85,16 @@ def train(config: Config) -> Result:
     clock = Clock()
     check_training(config)
     cluster = join_cluster(config)
-    with cluster.guard(), Requests(config.train.exit_duration) as requests, explained_out_of_memory():
+    with cluster.guard(), Requests(config.train.exit_duration) as requests:
         with cluster.first_alone("claim"):
             run = RunDirectory.claim(config) if cluster.first else RunDirectory(Path(config.output_dir))
         where = run.checkpoints(config.checkpoint)
-        with run.locked(cluster.first), Checkpoints(where, config.checkpoint) as checkpoints:
+        with (
+            run.locked(cluster.first),
+            Checkpoints(where, config.checkpoint) as checkpoints,
+            cluster.guard(),  # again, as closing checkpoints needs all processes alive: what fails inside is told before
+            explained_out_of_memory(),
+        ):
             return Trainer(config, run, checkpoints, cluster, clock).train(requests)
 
 

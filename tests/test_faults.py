@@ -78,7 +78,7 @@ def test_a_run_goes_back_from_a_bad_step_and_past_its_data(
     assert taken == [*range(1, 17), *range(16, 21)]  # step 16 was on its way when the news of 15 came
     assert steps_of(tmp_path / "run") == [*range(1, 11), *range(16, 21)]
 
-    run, config = RunDirectory.open(tmp_path / "run")
+    _, config = RunDirectory.open(tmp_path / "run")
     monkeypatch.setattr(Trainer, "train", lambda self, requests: self)
     (tmp_path / "run/checkpoints/20").rename(tmp_path / "finished")
     trainer: Any = train(config)

@@ -1,51 +1,42 @@
-"""Arrays in files: how Orbax cuts them when it writes, and how they are read back in bounded memory.
+"""Arrays in files: what Orbax wrote, read back straight into its place.
 
-A checkpoint's arrays are zarr arrays, uncompressed, of one file per chunk, which any zarr reader opens. Reading is our
-own, on TensorStore: Orbax reads whole shards at once, which took twice their memory and two to three times as long.
+Orbax stores an array as zarr (version 2, uncompressed): a directory with `.zarray`, its description, and one file for
+every shard that was written, named after the shard's position in the grid of shards ("0.3"), which holds the raw
+numbers. Restoring with Orbax took twice the memory of the state and two to three times as long, since TensorStore reads
+whole files before it copies what is wanted of them. Plain files need neither: each host reads the rows that its shards
+touch, in blocks, whatever the mesh they were written on.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
-import tensorstore as ts
 from etils import epath
 
 from megajax.models.parameters import named_leaves
 
-CHUNK_BYTES = 32 << 20
-"""Largest chunk. Larger ones read no faster; malloc reuses buffers only up to this size, and a fresh one costs a page
-fault per 4 KiB. Smaller ones make more files."""
-READ_AHEAD_BYTES = 4 * CHUNK_BYTES
-"""Bytes being read at any time, beyond the arrays that they go into."""
+BLOCK_BYTES = 16 << 20
+"""Read at a time, by each of the threads."""
+THREADS = 8
+ARRAYS_AHEAD = 4
 
 Index = tuple[tuple[int, int], ...]
-"""Where a shard lies: start and stop in every dimension."""
+"""Where a part of an array lies: start and stop in every dimension."""
 
 
 def named_arrays(state: Any) -> dict[str, jax.Array]:
     """Every array of a state by its dotted name."""
     return {name: leaf[...] if hasattr(leaf, "get_metadata") else leaf for name, leaf in named_leaves(state)}
-
-
-def save_args(array: jax.Array) -> ocp.SaveArgs:
-    """How Orbax cuts an array into chunks: stacked weights by layer, a table by rows, as far as they need it.
-
-    Chunks that are whole in memory are written without being copied. A table of a prime number of rows stays whole.
-    """
-    shape = array.sharding.shard_shape(array.shape)
-    if math.prod(shape) * array.dtype.itemsize <= CHUNK_BYTES:
-        return ocp.SaveArgs()
-    if array.ndim > 2:
-        return ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES, shard_axes=(0,))
-    return ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES if shape[0] % 8 == 0 else None)
 
 
 def shards(array: jax.Array | jax.ShapeDtypeStruct) -> dict[Index, list[jax.Device]]:
@@ -72,76 +63,123 @@ def place(leaf: jax.ShapeDtypeStruct, parts: dict[Index, np.ndarray]) -> jax.Arr
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, pieces)
 
 
-def open_arrays(directory: epath.Path, names: list[str]) -> dict[str, ts.TensorStore]:
-    """The stored arrays, to be read. TensorStore knows the same object stores as Orbax."""
-    url = directory.as_posix()
-    opening = {}
-    for name in names:
-        where = f"{url}/{name}/" if "://" in url else {"driver": "file", "path": f"{url}/{name}/"}
-        spec = {"driver": "zarr", "kvstore": where, "fill_missing_data_reads": False}
-        opening[name] = ts.open(spec, open=True, read=True)
-    return {name: store.result() for name, store in opening.items()}
+def read_into(path: epath.Path, offset: int, target: np.ndarray) -> None:
+    """Fill contiguous memory from a file.
+
+    Raises:
+        OSError: it cannot be read, or ends too early.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        if file.readinto(target.reshape(-1).view(np.uint8)) != target.nbytes:
+            raise OSError(f"{path} is too short")
 
 
-def read_arrays(stored: dict[str, ts.TensorStore], wanted: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """Read every process's own shards, chunk by chunk, straight into their place.
+@dataclass(frozen=True)
+class StoredArray:
+    """An array in files; a scalar is one of shape [1]."""
 
-    Where `wanted` has more rows than were stored they are zero; where it has fewer the rest is not read. The dtype is
-    that in which they were stored.
+    path: epath.Path
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    grid: tuple[int, ...]
+    """Shape of the shards as which it was written, one file each."""
+
+    @classmethod
+    def open(cls, path: epath.Path) -> StoredArray:
+        """Read the description.
+
+        Raises:
+            OSError, ValueError, LookupError: there is none, or it is damaged.
+        """
+        try:
+            about = json.loads((path / ".zarray").read_text())
+        except ValueError as error:
+            raise ValueError(f"{path / '.zarray'}: {error}") from error
+        if (about["zarr_format"], about["compressor"], about["order"]) != (2, None, "C"):
+            raise ValueError(f"{path} is no uncompressed zarr array")
+        return cls(path, tuple(about["shape"]), jnp.dtype(about["dtype"]), tuple(about["chunks"]))
+
+    def blocks(self, index: Index, target: np.ndarray) -> Iterator[Block]:
+        """What to read for a part of the array into `target`; what lies beyond the array is left out."""
+        if not self.shape:
+            yield Block(self.path / "0", ((0, 1),), ((0, 1),), target.reshape(1))
+            return
+        ranges = [range(a // n, -(-min(b, end) // n)) for (a, b), end, n in zip(index, self.shape, self.grid, strict=True)]
+        rows = max(1, BLOCK_BYTES // (math.prod(self.grid[1:]) * self.dtype.itemsize))
+        for cell in itertools.product(*ranges):
+            whole = tuple((at * n, at * n + n) for at, n in zip(cell, self.grid, strict=True))
+            bounds = zip(index, whole, self.shape, strict=True)
+            (first, last), *others = [(max(a, low), min(b, high, end)) for (a, b), (low, high), end in bounds]
+            for row in range(first, last, rows):
+                wanted = ((row, min(row + rows, last)), *others)
+                here = tuple(slice(a - base, b - base) for (a, b), (base, _) in zip(wanted, index, strict=True))
+                yield Block(self.path / ".".join(map(str, cell)), whole, wanted, target[here])
+
+    def read(self, index: Index) -> np.ndarray:
+        """A part of the array."""
+        part = empty(index, self.dtype)
+        for block in self.blocks(index, part):
+            block.read()
+        return part
+
+
+@dataclass(frozen=True)
+class Block:
+    """A few rows of one file."""
+
+    path: epath.Path
+    whole: Index
+    """What the file holds."""
+    wanted: Index
+    target: np.ndarray
+    """Memory for what is wanted."""
+
+    def read(self) -> None:
+        """Read whole rows, straight into their place if they are wanted whole."""
+        (first, last), *columns = self.wanted
+        row = [stop - start for start, stop in self.whole[1:]]
+        offset = (first - self.whole[0][0]) * math.prod(row) * self.target.itemsize
+        if self.wanted[1:] == self.whole[1:] and self.target.flags.c_contiguous:
+            read_into(self.path, offset, self.target)
+        else:
+            rows = np.empty((last - first, *row), self.target.dtype)
+            read_into(self.path, offset, rows)
+            inner = zip(columns, self.whole[1:], strict=True)
+            self.target[...] = rows[(slice(None), *(slice(a - base, b - base) for (a, b), (base, _) in inner))]
+
+
+def open_arrays(directory: epath.Path, names: Iterable[str]) -> dict[str, StoredArray]:
+    """The stored arrays of these names; raises as `StoredArray.open` does."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        return dict(zip(names, threads.map(StoredArray.open, (directory / name for name in names)), strict=True))
+
+
+def read_arrays(stored: dict[str, StoredArray], wanted: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """Read every process's own shards, a few arrays at a time.
+
+    Where more rows are wanted than were stored they are zero. The dtype is that in which they were stored.
     """
     arrays: dict[str, jax.Array] = {}
-    queue = _Queue()
-    for name, leaf in wanted.items():
-        store = stored[name]
-        leaf = jax.ShapeDtypeStruct(leaf.shape, store.dtype.numpy_dtype, sharding=leaf.sharding)
-        parts = {}
-        for index in shards(leaf):
-            parts[index] = empty(index, leaf.dtype)
-            for there, here in _pieces(store, index, parts[index]):
-                queue.add(ts.array(here).write(store[there]), here.nbytes)
+    with ThreadPoolExecutor(THREADS) as threads:
+        reading: deque[tuple[str, dict[Index, np.ndarray], list[Future[None]]]] = deque()
 
-        def finish(name: str = name, leaf: jax.ShapeDtypeStruct = leaf, parts: dict = parts) -> None:
-            arrays[name] = place(leaf, parts)
+        def finish() -> None:
+            name, parts, reads = reading.popleft()
+            for read in reads:
+                read.result()
+            leaf = wanted[name]
+            arrays[name] = place(jax.ShapeDtypeStruct(leaf.shape, stored[name].dtype, sharding=leaf.sharding), parts)
 
-        queue.then(finish)
-    queue.drain(0)
+        for name, leaf in wanted.items():
+            parts = {index: empty(index, stored[name].dtype) for index in shards(leaf)}
+            if leaf.shape != stored[name].shape:
+                for part in parts.values():
+                    part[...] = 0
+            blocks = (block for index, part in parts.items() for block in stored[name].blocks(index, part))
+            reading.append((name, parts, [threads.submit(block.read) for block in blocks]))
+            if len(reading) > ARRAYS_AHEAD:
+                finish()
+        while reading:
+            finish()
     return arrays
-
-
-def _pieces(store: ts.TensorStore, index: Index, buffer: np.ndarray) -> Iterator[tuple[tuple, np.ndarray]]:
-    """The chunks that a shard is read in: where each lies in the store, and its part of the buffer."""
-    stops = [min(stop, n) for (_, stop), n in zip(index, store.shape, strict=True)]
-    if buffer.size and any(stop < whole for stop, (_, whole) in zip(stops, index, strict=True)):
-        buffer[...] = 0
-    chunk = store.chunk_layout.read_chunk.shape or ()  # a scalar has none
-    cuts = [
-        [(max(at, start), min(at + n, stop)) for at in range(start // n * n, stop, n)]
-        for (start, _), stop, n in zip(index, stops, chunk, strict=True)
-    ]
-    for piece in itertools.product(*cuts):
-        there = tuple(slice(*bounds) for bounds in piece)
-        here = tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(piece, index, strict=True))
-        yield there, buffer[(*here, ...)]
-
-
-class _Queue:
-    """Reads under way, in order, and what follows when those before it are done."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[Callable[[], Any], int]] = deque()
-        self._bytes = 0
-
-    def add(self, read: ts.Future, nbytes: int) -> None:
-        self._waiting.append((read.result, nbytes))
-        self._bytes += nbytes
-        self.drain(READ_AHEAD_BYTES)
-
-    def then(self, action: Callable[[], None]) -> None:
-        self._waiting.append((action, 0))
-
-    def drain(self, limit: int) -> None:
-        """Wait until at most so many bytes are being read."""
-        while self._waiting and (self._bytes > limit or limit == 0):
-            wait, nbytes = self._waiting.popleft()
-            wait()
-            self._bytes -= nbytes

@@ -1,8 +1,8 @@
 """Fingerprints: 64 bits per array that say whether it is what was saved, on whatever mesh it lies.
 
-An element contributes a mix of its bits and its position in the whole array; contributions add up modulo 2^32, in two
-words. So shards are summed up where they are and the order of the sum does not matter. An element of zero bits
-contributes nothing: rows that pad a vocabulary to the layout may come and go. This guards against broken storage and
+An element contributes a hash of its bits times one of its position in the whole array, modulo 2^32, in two words. So
+shards are summed up where they are and the order of the sum does not matter. An element of zero bits contributes
+nothing: rows that pad a vocabulary to the layout may come and go. This guards against broken storage and
 broken code, not against forgery.
 
 Shapes: arrays of any shape; N elements along one dimension.
@@ -27,7 +27,6 @@ def fingerprint(state: Any) -> dict[str, str]:
     return digits(words(named_arrays(state)))
 
 
-@jax.jit
 def words(arrays: dict[str, jax.Array]) -> Words:
     """Both words of every fingerprint, uint32 [2]: one pass over the arrays, dispatched and not waited for."""
     return {name: _words(array) for name, array in arrays.items()}
@@ -39,11 +38,12 @@ def digits(values: Words) -> dict[str, str]:
     return {name: f"{first:08x}{second:08x}" for name, (first, second) in pairs.items()}
 
 
+@jax.jit  # array by array: weights and their moments share a program
 def _words(array: jax.Array) -> jax.Array:
-    bits = _bits(array)
-    # A bijection of the bits for every position; the second word hashes the first with positions of its own.
-    first = jnp.where(bits == 0, 0, _mix(bits ^ _position(bits.shape, seed=1)))
-    second = first * (_position(bits.shape, seed=0x5BD1E995) | 1)
+    bits = _mix(_bits(array))
+    position = _position(bits.shape)
+    # A product with an odd number is a bijection, so the change of a single element is seen for certain.
+    first, second = bits * (position | 1), bits * ((position >> 16 | position << 16) | 1)
     # One reduction for both words, last dimension first: XLA then keeps nothing but the partial sums.
     zero = jnp.uint32(0)
     add = lambda a, b: (a[0] + b[0], a[1] + b[1])  # noqa: E731
@@ -59,19 +59,19 @@ def _bits(array: jax.Array) -> jax.Array:
     return jnp.atleast_1d(lax.bitcast_convert_type(array, unsigned)).astype(jnp.uint32)
 
 
-def _position(shape: tuple[int, ...], seed: int) -> jax.Array:
+def _position(shape: tuple[int, ...]) -> jax.Array:
     """A hash of every element's position, from one of each of its indices: no index is ever flattened, so arrays may
     have more than 2^32 elements and a table any number of rows.
     """
     position = jnp.zeros(shape, jnp.uint32)
     for dim, n in enumerate(shape):
-        index = _mix(lax.iota(jnp.uint32, n) * jnp.uint32(0x9E3779B1) + jnp.uint32(seed + dim))
+        index = _mix(lax.iota(jnp.uint32, n) * jnp.uint32(0x9E3779B1) + jnp.uint32(dim + 1))
         position ^= lax.broadcast_in_dim(index, shape, (dim,))
     return position
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """The finalizer of MurmurHash3 (Appleby, 2011), a bijection of 32 bits in which every bit moves every other."""
+    """The finalizer of MurmurHash3 (Appleby, 2011), a bijection of 32 bits in which every bit moves every other; zero stays zero."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

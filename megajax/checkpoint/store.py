@@ -21,13 +21,11 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
-import tensorstore as ts
 from etils import epath
 
 from megajax.checkpoint.agree import first
-from megajax.checkpoint.arrays import named_arrays, open_arrays, read_arrays, save_args
+from megajax.checkpoint.arrays import StoredArray, named_arrays, open_arrays, read_arrays
 from megajax.checkpoint.fingerprint import digits, words
 from megajax.checkpoint.local import LocalCopies
 from megajax.checkpoint.quiet import quiet_orbax
@@ -132,10 +130,7 @@ class Checkpoints:
             arrays = named_arrays(state)
             if self._config.asynchronous:
                 arrays = self._snapshot.take(arrays)
-            pieces = {name: save_args(array) for name, array in arrays.items()}
-            items = ocp.args.Composite(
-                state=ocp.args.PyTreeSave(arrays, save_args=pieces), record=RecordSave(record, words(arrays))
-            )
+            items = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), record=RecordSave(record, words(arrays)))
             self._manager.save(step, args=items, force=True)
             self._newest = step
         return time.perf_counter() - start
@@ -320,15 +315,16 @@ def _verified(read: Callable[[], Contents]) -> Contents | str:
     return contents
 
 
-def _mismatch(stored: ts.TensorStore, leaf: jax.ShapeDtypeStruct, *, is_table: bool) -> str:
+def _mismatch(stored: StoredArray, leaf: jax.ShapeDtypeStruct, *, is_table: bool) -> str:
     """How a stored array differs in kind from the wanted one."""
     rows = 1 if is_table else 0
-    there, dtype = tuple(stored.shape), stored.dtype.numpy_dtype
+    there, dtype = stored.shape, stored.dtype
     if there[rows:] != leaf.shape[rows:]:
         return f"is {there} there and {leaf.shape} in this model"
     if dtype != leaf.dtype and not (jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.floating)):
         return f"is {dtype} there and {leaf.dtype} in this model"
-    if is_table and np.any(stored[leaf.shape[0] :].read().result()):
+    beyond = ((leaf.shape[0], there[0]), *((0, n) for n in there[1:])) if is_table else ()
+    if is_table and leaf.shape[0] < there[0] and stored.read(beyond).any():
         return f"has words beyond the {leaf.shape[0]} rows of this model"
     return ""
 

@@ -52,7 +52,7 @@ class Channel:
         self._answers: dict[str, SimpleQueue[Message]] = {}
         threading.Thread(target=self._listen, name="megajax-channel", daemon=True).start()
 
-    def gather(self, name: str, value: str = "", seconds: int | None = None, last: bool = False) -> list[str]:
+    def gather(self, name: str, value: str = "", seconds: int | None = None, *, last: bool = False) -> list[str]:
         """Wait for every process to arrive at `name`, as long as all live; what each of them came with.
 
         Args:
@@ -77,6 +77,10 @@ class Channel:
         return [
             value for _, value in sorted((process, value) for value, whose in answer["values"] for process in whose)
         ]
+
+    def leave(self) -> None:
+        """Wait until all have finished; none is missed from then on."""
+        self.gather("end", last=True)
 
     def fail(self, text: str, code: int) -> NoReturn:
         """End the run: this process with `code`, and all others with it once they have heard why."""
@@ -104,7 +108,7 @@ class Channel:
             self.fail(text, code)
         self._guards -= 1
         if not self._guards:
-            self.gather("end", last=True)
+            self.leave()
 
     def _listen(self) -> None:
         """Take what comes; a failure elsewhere ends this process, whatever it is busy with."""

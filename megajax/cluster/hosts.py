@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import jax
 
-from megajax.cluster.join import Cluster, odd_one_out
-from megajax.config.base import ConfigError
+from megajax.cluster.join import Cluster, agree
 
 
 def devices_by_host(devices: Sequence[jax.Device], hosts: Sequence[str]) -> list[jax.Device]:
@@ -40,9 +39,5 @@ def check_devices(cluster: Cluster, seconds: int) -> None:
     Raises:
         ConfigError: naming the odd one out, in every process.
     """
-    local = jax.local_devices()
-    kinds = " + ".join(f"{count} x {kind}" for kind, count in Counter(device.device_kind for device in local).items())
-    facts = [{"devices": told} for told in cluster.gather("devices", kinds, seconds)]
-    if wrong := odd_one_out(facts, cluster.hosts):
-        cluster.barrier("devices compared", seconds)
-        raise ConfigError(wrong)
+    kinds = Counter(device.device_kind for device in jax.local_devices())
+    agree(cluster, {"devices": " + ".join(f"{count} x {kind}" for kind, count in kinds.items())}, seconds)

@@ -124,6 +124,8 @@ class Hub(threading.Thread):
         self._rounds = {HELLO: _Round(start_seconds)}
         self._gone: set[int] = set()
         self._failed = False
+        self._refusal: Message = {}
+        """Answer to whoever comes after the start has failed."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self.told = threading.Event()
@@ -177,6 +179,8 @@ class Hub(threading.Thread):
     def _handle(self, member: _Member, message: Message) -> None:
         process = message["process"]
         if member.process < 0:
+            if self._refusal:
+                return member.send(self._refusal)
             member.process, member.who = process, message["who"]
             if process >= self._processes:
                 self._refuse(
@@ -219,16 +223,17 @@ class Hub(threading.Thread):
         self._end(name, f"{some} did not arrive at '{name}' within {round_.seconds} s: look at the log there")
 
     def _refuse(self, stranger: _Member, error: str) -> None:
-        stranger.send({"name": HELLO, "error": error, "last": True})
         if HELLO in self._rounds:
             self._end(HELLO, error)
+        stranger.send({"name": HELLO, "error": error, "last": True})
 
     def _end(self, name: str, error: str) -> None:
         """End a gathering that cannot come about."""
-        round_ = self._rounds.pop(name)
+        round_, answer = self._rounds.pop(name), {"name": name, "error": error, "last": True}
         if name == HELLO:
             self._stop_listening()
-        self._answer(round_, {"name": name, "error": error, "last": True})
+            self._refusal = answer
+        self._answer(round_, answer)
 
     def _fail(self, failure: str, code: int) -> None:
         if not self._failed:  # what follows the first one is its echo

@@ -79,7 +79,7 @@ class Cluster:
 
 
 def join(launch: Launch, config: ClusterConfig, identity: Mapping[str, str]) -> Cluster:
-    """Meet the other processes and start JAX's runtime among them. Call before anything asks JAX for a device.
+    """Meet the other processes and start JAX among them. Call before anything asks JAX for a device.
 
     Args:
         launch: this process's place.
@@ -87,23 +87,36 @@ def join(launch: Launch, config: ClusterConfig, identity: Mapping[str, str]) -> 
         identity: what has to be the same everywhere besides the versions, such as a digest of the configuration.
 
     Raises:
-        ConfigError: the same one in every process: somebody is missing, or is not like the others.
+        ConfigError: the same in every process: somebody is missing, or is not like the others.
     """
     global _joined  # noqa: PLW0603 - JAX's runtime is one for the process, too
     if launch.processes == 1:
         return Cluster(launch, (socket.gethostname(),))
-    if _joined is None:
-        channel = Channel(launch, config)
-    elif _joined[0] == launch:
-        channel = _joined[1]
-        print("megajax: this process has already joined the others: going on with them")
-    else:
-        raise ConfigError(f"this process has joined as {_joined[0].describe()}: restart it to change that")
-    hosts = _hello(channel, config, _facts(launch) | dict(identity))
+    channel = Channel(launch, config) if _joined is None else _joined[1]
+    if _joined is not None:
+        if _joined[0] != launch:
+            raise ConfigError(f"this process has joined others as {_joined[0].describe()}: restart it to change that")
+        print("megajax: this process has joined the others before: going on with them")
+    cluster = Cluster(launch, tuple(channel.gather(HELLO, socket.gethostname(), config.start_seconds)), channel)
+    agree(cluster, _facts(launch) | dict(identity), config.start_seconds)
+    _compare_clocks(cluster, config)
     if _joined is None:
         _start_runtime(launch, config)
         _joined = launch, channel
-    return Cluster(launch, hosts, channel)
+    return cluster
+
+
+def agree(cluster: Cluster, facts: Mapping[str, str], seconds: int) -> None:
+    """Make sure that the facts about this process are those about every other.
+
+    Raises:
+        ConfigError: naming the odd one out, in every process.
+    """
+    told = [json.loads(each) for each in cluster.gather("comparison", json.dumps(facts), seconds)]
+    if wrong := odd_one_out(told, cluster.hosts):
+        if cluster.channel is not None:
+            cluster.channel.leave()  # all have seen it, and end with the same error
+        raise ConfigError(wrong)
 
 
 def odd_one_out(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str | None:
@@ -113,16 +126,11 @@ def odd_one_out(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str
         (usual, count), *_ = Counter(values).most_common()
         odd = [process for process, value in enumerate(values) if value != usual]
         if odd:
-            names = ", ".join(
-                f"process {process} ({hosts[process]}) has {fact} {values[process]}" for process in odd[:4]
-            )
+            named = [f"process {process} ({hosts[process]}) has {fact} {values[process]}" for process in odd[:4]]
             more = f" and {len(odd) - 4} more differ" if len(odd) > 4 else ""
-            rest = (
-                f"the other {count} have"
-                if count > 1
-                else f"process {values.index(usual)} ({hosts[values.index(usual)]}) has"
-            )
-            return f"{names}{more}, {rest} {usual}: it has to be the same everywhere"
+            like = values.index(usual)
+            rest = f"the other {count} have" if count > 1 else f"process {like} ({hosts[like]}) has"
+            return f"{', '.join(named)}{more}, {rest} {usual}: it has to be the same everywhere"
     return None
 
 
@@ -141,20 +149,12 @@ def _facts(launch: Launch) -> dict[str, str]:
     }
 
 
-def _hello(channel: Channel, config: ClusterConfig, facts: Mapping[str, str]) -> tuple[str, ...]:
-    told = channel.gather(HELLO, json.dumps(facts), config.start_seconds)
-    hosts = tuple(channel.gather("hosts", socket.gethostname(), config.start_seconds))
-    clocks = [float(clock) for clock in channel.gather("clocks", str(time.time()), config.start_seconds)]
+def _compare_clocks(cluster: Cluster, config: ClusterConfig) -> None:
+    clocks = [float(clock) for clock in cluster.gather("clocks", str(time.time()), config.start_seconds)]
     for process, clock in enumerate(clocks):
-        if abs(clock - clocks[0]) > _CLOCK_SECONDS:
-            off = f"process {process} ({hosts[process]}) is {clock - clocks[0]:+.0f} s off process 0's"
+        if abs(clock - clocks[0]) > _CLOCK_SECONDS and cluster.first:
+            off = f"process {process} ({cluster.hosts[process]}) is {clock - clocks[0]:+.0f} s off process 0's"
             print(f"megajax: warning: the clock of {off}: logs and file times will mislead", file=sys.stderr)
-    if wrong := odd_one_out([json.loads(each) for each in told], hosts):
-        channel.gather(
-            "end", seconds=config.start_seconds, last=True
-        )  # all have seen it, and leave with the same error
-        raise ConfigError(wrong)
-    return hosts
 
 
 def _start_runtime(launch: Launch, config: ClusterConfig) -> None:

@@ -14,6 +14,7 @@ Shapes: V vocabulary, L layers, D embed.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -99,22 +100,35 @@ def report(best: dict[str, dict[str, float]], megabytes: int) -> int:
     return any(value > target for value, target in verdicts.values())
 
 
-def host_state(megabytes: int) -> Host:
-    """A model of width 1024 as the checkpoint holds it: a table [V, D] and weights stacked by layer [L, D, ...]."""
+def shapes(megabytes: int) -> dict[str, tuple[int, ...]]:
+    """A model of width 1024 as a checkpoint holds it: a table [V, D] and weights stacked by layer [L, D, ...]."""
     width, numbers = 1024, megabytes * 10**6 // 4
     layers, words = max(1, round(0.9 * numbers / (12 * width**2))), max(1, round(0.1 * numbers / width / 128)) * 128
-    shapes = {
+    return {
         "embedding": (words, width), "qkv": (layers, width, 3 * width), "out": (layers, width, width),
         "up": (layers, width, 4 * width), "down": (layers, 4 * width, width), "norm": (layers, width),
     }  # fmt: skip
-    noise = np.random.default_rng(0).standard_normal(width**2, np.float32)
-    return {name: np.resize(noise, shape) for name, shape in shapes.items()}
+
+
+def host_state(megabytes: int) -> Host:
+    """Arrays of noise on the host."""
+    noise = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
+    return {name: np.resize(noise, shape) for name, shape in shapes(megabytes).items()}
 
 
 def device_state(megabytes: int) -> State:
     """The same on the first device."""
     state = {name: jnp.copy(jax.device_put(array)) for name, array in host_state(megabytes).items()}
     return jax.block_until_ready(state)
+
+
+def warm_up(directory: Path, config: CheckpointConfig) -> None:
+    """Save and restore a tiny state: what libraries and compiled code take of memory belongs to no checkpoint."""
+    state = device_state(1)
+    with Checkpoints(directory / "tiny", config) as checkpoints:
+        checkpoints.save(1, state, {"step": 1})
+        checkpoints.restore(state, {name: array.sharding for name, array in state.items()})
+    shutil.rmtree(directory / "tiny")
 
 
 class Peak:
@@ -128,7 +142,9 @@ class Peak:
         return (self._status("VmHWM") - self._before) / sum(array.nbytes for array in jax.tree.leaves(state))
 
     def reset(self) -> None:
-        """Forget what was before."""
+        """Forget what was before, once the memory that it took is free."""
+        gc.collect()
+        time.sleep(0.5)
         Path("/proc/self/clear_refs").write_text("5")
 
     def _status(self, key: str) -> int:
@@ -167,19 +183,23 @@ def write_raw(state: Host, path: Path) -> None:
 
 def measure_sync(megabytes: int, directory: Path) -> dict[str, float]:
     """A save that is on disk when it returns."""
+    config = CheckpointConfig(asynchronous=False)
+    warm_up(directory, config)
     peak = Peak()
     state = device_state(megabytes)
-    with Checkpoints(directory / "sync", CheckpointConfig(keep_last=1, asynchronous=False)) as checkpoints:
-        peak.reset()
-        seconds = [checkpoints.save(step, state, {"step": step}) for step in range(1, REPEATS + 1)]
-    result = {"save": min(seconds), "peak": peak.of(state)}
-    shutil.rmtree(directory / "sync")
-    return result
+    peak.reset()
+    seconds = []
+    for _ in range(REPEATS):
+        with Checkpoints(directory / "sync", config) as checkpoints:
+            seconds.append(checkpoints.save(1, state, {"step": 1}))
+        shutil.rmtree(directory / "sync")
+    return {"save": min(seconds), "peak": peak.of(state)}
 
 
 def measure_async(megabytes: int, directory: Path) -> dict[str, float]:
     """A save in the background, with steps that donate their state before and after it."""
     warnings.simplefilter("error")  # "Some donated buffers were not usable"
+    warm_up(directory, CheckpointConfig())
     peak = Peak()
     state = device_state(megabytes)
     update = jax.jit(lambda state: jax.tree.map(lambda x: x * 0.999 + 1e-3 * jnp.tanh(x), state), donate_argnums=0)
@@ -217,8 +237,9 @@ def measure_load(megabytes: int, directory: Path) -> dict[str, float]:
     save_file(host_state(megabytes), path)
     peak = Peak()
     peak.reset()
-    seconds = []
+    seconds: list[float] = []
     for _ in range(REPEATS):
+        state: Host = {}
         start = time.perf_counter()
         state = load_file(path)
         seconds.append(time.perf_counter() - start)
@@ -235,9 +256,9 @@ with Checkpoints({str(directory / "restore")!r}, CheckpointConfig(asynchronous=F
     checkpoints.save(1, device_state({megabytes}), {{"step": 1}})
 """]  # fmt: skip
     subprocess.run(writer, cwd=ROOT, check=True)
-    like = jax.eval_shape(lambda: {name: jnp.zeros(array.shape) for name, array in host_state(megabytes).items()})
+    like = jax.eval_shape(lambda: {name: jnp.zeros(shape) for name, shape in shapes(megabytes).items()})
     places = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)
-    jnp.zeros(1).block_until_ready()
+    warm_up(directory, CheckpointConfig())
     peak = Peak()
     peak.reset()
     seconds, first = [], 0.0

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from tests.chaos.inside import ERROR, Fault
 from tests.chaos.jobs import Disk, Job, Layout
@@ -62,8 +63,12 @@ class Event(ABC):
 
     moment: Moment
 
-    phases = ("start-up", *MARKS)
-    fault = None
+    kind: ClassVar = ""
+
+    @property
+    def fault(self) -> Fault | None:
+        """What it needs inside of the job's processes."""
+        return None
 
     def wait(self, job: Job) -> bool:
         """Wait for its moment; False if the job has ended before."""
@@ -83,24 +88,26 @@ class Kill(Event):
     """SIGKILL to a process or the launcher."""
 
     target: str
-    number = signal.SIGKILL
+    """"launcher", or the number of a process."""
+
+    kind = "SIGKILL"
 
     def strike(self, job: Job, disk: Disk) -> AbstractContextManager[None]:
         with suppress(ProcessLookupError):
-            os.kill(job.pids[self.target], self.number)
+            os.kill(job.pids[self.target], signal.Signals[self.kind])
         return nullcontext()
 
     def problem(self, job: Job, code: int, saved: int | None) -> str:
         return "" if code else "exit code 0"
 
     def __str__(self) -> str:
-        return f"{self.number.name} to {self.target if self.target == 'launcher' else f'process {self.target}'}"
+        return f"{self.kind} to {self.target if self.target == 'launcher' else f'process {self.target}'}"
 
 
 class Terminate(Kill):
     """SIGTERM, which a process that has not come to training yet does not survive."""
 
-    number = signal.SIGTERM
+    kind = "SIGTERM"
 
     def problem(self, job: Job, code: int, saved: int | None) -> str:
         if job.resumed is None:
@@ -117,6 +124,8 @@ class Terminate(Kill):
 class Fill(Event):
     """No room for checkpoints any more, until the job has ended."""
 
+    kind = "disk full"
+
     def strike(self, job: Job, disk: Disk) -> AbstractContextManager[None]:
         return disk.full(job)
 
@@ -129,7 +138,7 @@ class Fill(Event):
         return ""
 
     def __str__(self) -> str:
-        return "disk full"
+        return self.kind
 
 
 @dataclass(frozen=True)
@@ -137,11 +146,11 @@ class Raise(Event):
     """An exception in one process."""
 
     rank: int
-    phases = ("start-up", "step", "save", "evaluation")
+
+    kind = "raise"
 
     @property
     def fault(self) -> Fault:
-        """What raises it, from inside."""
         return Fault(self.rank, self.moment.phase, 0 if self.moment.phase == "start-up" else self.moment.after)
 
     def wait(self, job: Job) -> bool:
@@ -166,15 +175,15 @@ class Raise(Event):
 
 def draw(kind: str, rng: random.Random, layout: Layout, steps: int, start_seconds: float, late: bool) -> Event:
     """An event of a kind within the next `steps` steps; `late`: not before the job has restored its state."""
-    maker = {"kill": Kill, "SIGTERM": Terminate, "disk full": Fill, "raise": Raise}[kind]
-    phases = [phase for phase in maker.phases if not (late and phase == "start-up")]
+    phases = ["start-up"] * (not late) + ["step", "save", "evaluation"] + ["write"] * (kind != "raise")
     moment = Moment.draw(rng, steps, start_seconds, phases)
-    if maker is Fill:
-        return Fill(moment)
     rank = rng.randrange(layout.processes)
-    if maker is Raise:
+    target = "launcher" if layout.processes > 1 and rng.random() < 1 / 3 else str(rank)
+    if kind == "disk full":
+        return Fill(moment)
+    if kind == "raise":
         return Raise(moment, rank)
-    return maker(moment, "launcher" if layout.processes > 1 and rng.random() < 1 / 3 else str(rank))
+    return Terminate(moment, target) if kind == "SIGTERM" else Kill(moment, target)
 
 
 def damage(checkpoint: Path, rng: random.Random) -> tuple[str, bool]:

@@ -1,9 +1,10 @@
-"""What the chaos test puts into every process of a job: marks on stdout that tell it what the job is doing, and a fault."""
+"""What the chaos test puts into every process of a job: marks on stdout that tell what it is doing, and a fault."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 ERROR = "chaos: raised on purpose"
 PLACES = {"start-up": "__init__", "step": "take_step", "save": "save", "evaluation": "evaluate"}
@@ -29,7 +30,7 @@ def install(rank: int, fault: Fault | None = None) -> None:
     def wrap(place: str, method: str) -> None:
         original = getattr(Trainer, method)
 
-        def call(self, *arguments, **options):
+        def call(self: Trainer, *arguments: Any, **options: Any) -> Any:
             nonlocal taken
             if rank == 0 and place != "start-up":
                 print(f"chaos: {place} {self.step}", flush=True)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import IO
 
 from tests.chaos.inside import Fault
 from tests.runs import start, start_job
@@ -56,6 +57,7 @@ class Job:
         """The last step that it has begun."""
         self._said: SimpleQueue[str] = SimpleQueue()
         self._streams = 2
+        assert self.process.stdout and self.process.stderr
         for stream in (self.process.stdout, self.process.stderr):
             threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
 
@@ -123,7 +125,7 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
-    def _listen(self, stream) -> None:
+    def _listen(self, stream: IO[str]) -> None:
         with stream:
             for line in stream:
                 self._said.put(line)
@@ -163,7 +165,7 @@ class Disk:
 
     @contextmanager
     def full(self, job: Job) -> Iterator[None]:
-        """Context in which there is no room; where the disk is not our own, no file of a job may be longer than this."""
+        """Context in which there is no room for more; where the disk is not our own, in the files of this job."""
         if not self.real:
             for name in job.pids.keys() - {"launcher"}:
                 with suppress(ProcessLookupError):

@@ -31,7 +31,7 @@ def meet(numbers: list[int], processes: int, visit: Callable[[Channel], object])
             channel = Channel(Launch("test", processes, number, f"localhost:{port}"), config)
             channel.gather(HELLO, seconds=SECONDS)
             found = visit(channel)
-            channel.gather("end", last=True)
+            channel.leave()
             return found
         except ConfigError as error:
             return str(error)

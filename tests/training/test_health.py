@@ -27,7 +27,7 @@ def judge(losses: list[float], config: HealthConfig = WATCHFUL) -> tuple[list[bo
 
 
 def test_a_spike_is_told_from_the_mean_of_a_whole_window() -> None:
-    """Window 4, factor 2. The jump to 9 comes before there is a mean; the one to 6.1 is above 2 x 3, and leaves it be."""
+    """Window 4, factor 2. The jump to 9 comes before there is a mean; the one to 6.1 is above 2 x 3."""
     bad, means, rows = judge([1.0, 9.0, 1.0, 1.0, 6.1, 5.0, 20.0, 20.0, 1.0])
     assert bad == [False, False, False, False, True, False, True, True, False]
     assert means == [1.0, 5.0, pytest.approx(11 / 3), 3.0, 3.0, 3.5, 3.5, 3.5, pytest.approx(2.875)]

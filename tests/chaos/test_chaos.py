@@ -1,0 +1,33 @@
+"""One event of each kind in one run; `python -m tests.chaos.chaos` has the many."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from tests.chaos.chaos import write_corpus
+from tests.chaos.events import Fill, Kill, Moment, Raise, Terminate
+from tests.chaos.jobs import TWO, Disk
+from tests.chaos.run import Run
+
+WORDS = ["train.steps=30", "checkpoint.every=3", "checkpoint.keep_last=3", "evaluation.every=5"]
+
+
+def test_a_run_that_is_struck_comes_out_as_if_it_were_not(tmp_path: Path) -> None:
+    """Cases K03, K06, M05 and M07 in one; every start resumes at the newest good checkpoint."""
+    write_corpus(tmp_path)
+    disk = Disk(tmp_path / "disk")
+    try:
+        undisturbed = Run("undisturbed", TWO, tmp_path, disk, WORDS)
+        expected = undisturbed.finish()
+        run = Run("struck", TWO, tmp_path, disk, WORDS)
+        run.strike(Kill(Moment("write", 9, 0.02), "1"))
+        run.damage(random.Random(0))
+        run.strike(Raise(Moment("evaluation", 1, 0), 1))
+        run.strike(Terminate(Moment("step", 3, 0.01), "launcher"))
+        run.strike(Fill(Moment("step", 1, 0.01)))
+        run.finish(expected)
+    finally:
+        disk.close()
+    outcomes = [*undisturbed.outcomes, *run.outcomes]
+    assert not any(outcome.problems for outcome in outcomes), "\n".join(map(str, outcomes))
