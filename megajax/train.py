@@ -92,7 +92,7 @@ def train(config: Config) -> Result:
         with (
             run.locked(cluster.first),
             Checkpoints(where, config.checkpoint) as checkpoints,
-            cluster.guard(),  # again, as closing checkpoints needs all processes alive: what fails inside is told before
+            cluster.guard(),  # again: a failure in here is told before checkpoints close, for which all have to be alive
             explained_out_of_memory(),
         ):
             return Trainer(config, run, checkpoints, cluster, clock).train(requests)
