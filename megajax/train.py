@@ -92,7 +92,7 @@ def train(config: Config) -> Result:
         with (
             run.locked(cluster.first),
             Checkpoints(where, config.checkpoint) as checkpoints,
-            cluster.guard(),  # again: a failure in here is told before checkpoints close, for which all have to be alive
+            cluster.guard(),  # again: what fails in here is told before checkpoints close, which takes all processes
             explained_out_of_memory(),
         ):
             return Trainer(config, run, checkpoints, cluster, clock).train(requests)

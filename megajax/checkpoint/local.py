@@ -105,6 +105,10 @@ class LocalCopies:
         self.latest = None
         shutil.rmtree(self._process, ignore_errors=True)
 
+    def close(self) -> None:
+        """End the background thread."""
+        self._thread.shutdown()
+
     @property
     def _process(self) -> Path:
         return self._directory / (self._name or "-") / f"process-{jax.process_index()}"

@@ -62,6 +62,9 @@ class Checkpoints:
         self.directory = path if "://" in str(path) else path.resolve()
         self._writable, self._config = config is not None, config or CheckpointConfig()
         self._retention, self._snapshot, self._newest = Retention(self._config), Snapshot(), -1
+        if self._writable:
+            with self._saving():
+                self.directory.mkdir(parents=True, exist_ok=True)
         if self._writable and jax.process_index() == 0:
             for unfinished in sorted(self.directory.glob("*orbax-checkpoint-tmp*")):
                 log.warning("%s is the rest of a save that was interrupted: ignored and removed", unfinished)
@@ -73,7 +76,7 @@ class Checkpoints:
     def _open_manager(self) -> ocp.CheckpointManager:
         count = jax.process_count()
         options = ocp.CheckpointManagerOptions(
-            create=self._writable,
+            create=False,
             cleanup_tmp_directories=self._writable,
             preservation_policy=self._retention,
             enable_async_checkpointing=self._config.asynchronous,
