@@ -28,6 +28,7 @@ from megajax.config.cli import entry_point, parse_command_line
 from megajax.data.batch import Batch as HostBatch
 from megajax.data.build import build_datasets
 from megajax.data.loader import Loader
+from megajax.in_turn import in_turn
 from megajax.observe.clock import Clock
 from megajax.observe.late import StepMetrics
 from megajax.observe.memory import explained_out_of_memory
@@ -165,7 +166,7 @@ class Trainer:
         # State: restored straight into its shards, or drawn in them.
         self.canonical = CanonicalForm(abstract_state, shardings, rules, config.parallel.chunks)
         if checkpoints.latest is None:
-            self.state, self.step, self.consumed = init(jax.random.key(config.train.seed)), 0, 0
+            self.state, self.step, self.consumed = in_turn(init(jax.random.key(config.train.seed))), 0, 0
         else:
             record = self.restore(step)
             self.step, self.consumed = record["step"], record["consumed_samples"]

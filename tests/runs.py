@@ -52,9 +52,14 @@ def start_job(
     )  # fmt: skip
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Exit code and what was printed."""
-    out, err = process.communicate(timeout=300)
+def finish(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str, str]:
+    """Exit code and what was printed; a process that takes too long is killed."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"still there after {seconds} s:\n{out}\n{err}") from None
     return process.returncode, out, err
 
 

@@ -43,7 +43,7 @@ def shards(array: jax.Array | jax.ShapeDtypeStruct) -> dict[Index, list[jax.Devi
     """What of an array lies on this process's devices: every distinct part, and where."""
     places: dict[Index, list[jax.Device]] = {}
     for device, slices in array.sharding.addressable_devices_indices_map(array.shape).items():
-        index = tuple(part.indices(n)[:2] for part, n in zip(slices, array.shape, strict=True))
+        index = tuple(part.indices(n)[:2] for part, n in zip(slices or (), array.shape, strict=True))
         places.setdefault(index, []).append(device)
     return places
 
@@ -105,12 +105,13 @@ class StoredArray:
         if not self.shape:
             yield Block(self.path / "0", ((0, 1),), ((0, 1),), target.reshape(1))
             return
-        ranges = [range(a // n, -(-min(b, end) // n)) for (a, b), end, n in zip(index, self.shape, self.grid, strict=True)]
+        stops = [min(stop, n) for (_, stop), n in zip(index, self.shape, strict=True)]
+        cells = [range(a // n, -(-stop // n)) for (a, _), stop, n in zip(index, stops, self.grid, strict=True)]
         rows = max(1, BLOCK_BYTES // (math.prod(self.grid[1:]) * self.dtype.itemsize))
-        for cell in itertools.product(*ranges):
+        for cell in itertools.product(*cells):
             whole = tuple((at * n, at * n + n) for at, n in zip(cell, self.grid, strict=True))
-            bounds = zip(index, whole, self.shape, strict=True)
-            (first, last), *others = [(max(a, low), min(b, high, end)) for (a, b), (low, high), end in bounds]
+            bounds = zip(index, stops, whole, strict=True)
+            (first, last), *others = [(max(a, low), min(stop, high)) for (a, _), stop, (low, high) in bounds]
             for row in range(first, last, rows):
                 wanted = ((row, min(row + rows, last)), *others)
                 here = tuple(slice(a - base, b - base) for (a, b), (base, _) in zip(wanted, index, strict=True))

@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from megajax.checkpoint.arrays import named_arrays
+from megajax.in_turn import in_turn
 
 Words = dict[str, jax.Array]
 
@@ -29,7 +30,7 @@ def fingerprint(state: Any) -> dict[str, str]:
 
 def words(arrays: dict[str, jax.Array]) -> Words:
     """Both words of every fingerprint, uint32 [2]: one pass over the arrays, dispatched and not waited for."""
-    return {name: _words(array) for name, array in arrays.items()}
+    return {name: in_turn(_words(array)) for name, array in arrays.items()}
 
 
 def digits(values: Words) -> dict[str, str]:
@@ -71,7 +72,7 @@ def _position(shape: tuple[int, ...]) -> jax.Array:
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """The finalizer of MurmurHash3 (Appleby, 2011), a bijection of 32 bits in which every bit moves every other; zero stays zero."""
+    """The finalizer of MurmurHash3 (Appleby, 2011): a bijection in which every bit moves every other and zero stays."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from megajax.checkpoint.agree import gather
-from megajax.checkpoint.arrays import empty, place, shards
+from megajax.checkpoint.arrays import empty, place, read_into, shards
 from megajax.checkpoint.fingerprint import Words, words
 from megajax.checkpoint.record import complete
 from megajax.checkpoint.snapshot import Snapshot
@@ -82,8 +82,8 @@ class LocalCopies:
         """Arrays and record of a copy.
 
         Raises:
-            ValueError: it is of another layout or model, or a file is too short.
-            OSError: it cannot be read.
+            ValueError: it is of another layout or model.
+            OSError: it cannot be read, or not to its end.
         """
         path = self._process / str(step)
         manifest = json.loads((path / "manifest.json").read_text())
@@ -93,9 +93,7 @@ class LocalCopies:
         for name, leaf in wanted.items():
             parts = {index: empty(index, leaf.dtype) for index in shards(leaf)}
             for number, part in enumerate(parts.values()):
-                with (path / f"{name}.{number}").open("rb", buffering=0) as file:
-                    if file.readinto(part.reshape(-1).view(np.uint8)) != part.nbytes:
-                        raise ValueError(f"{name}.{number} is too short")
+                read_into(epath.Path(path / f"{name}.{number}"), 0, part)
             arrays[name] = place(leaf, parts)
         return arrays, manifest["record"]
 
@@ -116,7 +114,9 @@ class LocalCopies:
     def _complete(self) -> list[int]:
         return sorted(int(path.name) for path in self._process.glob("*") if path.name.isdigit())
 
-    def _write(self, step: int, files: dict[str, np.ndarray], layout: Any, record: dict[str, Any], prints: Words) -> None:
+    def _write(
+        self, step: int, files: dict[str, np.ndarray], layout: Any, record: dict[str, Any], prints: Words
+    ) -> None:
         """The newest copy stays until this one is complete; others go, to make room for it."""
         for old in self._process.glob("*"):
             if old.name != str(self.latest):

@@ -1,4 +1,4 @@
-"""The record of a checkpoint: JSON beside the arrays. Its fingerprints are still being computed when the save begins."""
+"""The record of a checkpoint: JSON beside the arrays, whose fingerprints are still being computed as a save begins."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class RecordHandler(ocp.AsyncCheckpointHandler):
     def restore(self, directory: epath.Path, args: RecordRestore | None = None) -> dict[str, Any]:
         """The record in `directory`."""
         del args
-        return json.loads((directory / "metadata").read_text())
+        try:
+            return json.loads((directory / "metadata").read_text())
+        except ValueError as error:
+            raise ValueError(f"{directory}: {error}") from error
 
     async def _write(self, directory: epath.Path, args: RecordSave) -> None:
         if jax.process_index() == 0:

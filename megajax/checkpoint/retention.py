@@ -15,8 +15,8 @@ def kept(steps: Iterable[int], config: CheckpointConfig, losses: Mapping[int, fl
 
     Args:
         steps: of the checkpoints that there are.
-        config: the newest `keep_last` stay, and those whose step is a multiple of `keep_every`. With `keep_best` that of
-            lowest loss takes the place of one of the newest, but never that of the very newest.
+        config: the newest `keep_last` stay, and those whose step is a multiple of `keep_every`. With `keep_best` the
+            one of lowest loss takes the place of one of the newest, but never that of the very newest.
         losses: validation losses by step; a checkpoint without one does not compete.
     """
     newest_first = sorted(steps, reverse=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax
 
+from megajax.in_turn import in_turn
 from megajax.models.parameters import join_layers, split_layers
 from megajax.parallel.rules import Rules
 from megajax.training.state import TrainState
@@ -26,8 +27,8 @@ class CanonicalForm:
 
     def of(self, state: TrainState) -> TrainState:
         """The state in the form of checkpoints."""
-        return self._join(state) if self.interleaved else state
+        return in_turn(self._join(state)) if self.interleaved else state
 
     def back(self, state: TrainState) -> TrainState:
         """The state in the form of the training step."""
-        return self._split(state) if self.interleaved else state
+        return in_turn(self._split(state)) if self.interleaved else state

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from megajax.in_turn import in_turn
 from megajax.observe.memory import planned_bytes
 from megajax.parallel.run import Batch
 from megajax.training.state import TrainState
@@ -27,7 +28,7 @@ class CompiledStep:
         if shape not in self._compiled:
             with self._compiling():
                 self._compiled[shape] = self._step.lower(state, batch).compile()
-        return self._compiled[shape](state, batch)
+        return in_turn(self._compiled[shape](state, batch))
 
     @property
     def sizes(self) -> int:

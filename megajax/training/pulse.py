@@ -13,6 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from megajax.in_turn import in_turn
+
 
 class Pulse:
     """Gathers tables [processes, columns]; every process has to beat as often."""
@@ -31,7 +33,7 @@ class Pulse:
         if jax.process_count() == 1:
             return mine
         rows = jax.make_array_from_process_local_data(self._rows, mine, (jax.process_count(), len(row)))
-        before, now = self._held, self._gather(rows)
+        before, now = self._held, in_turn(self._gather(rows))
         self._held = None if wait else now
         ready = now if wait else before
         return None if ready is None else np.asarray(ready)

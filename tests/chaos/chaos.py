@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import shutil
 import sys
@@ -112,6 +113,7 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax misses a file that nobody needs
     scratch = Path(tempfile.mkdtemp(prefix="chaos-"))
     disk, outcomes, begin = Disk(scratch / "disk"), list[Outcome](), time.monotonic()
     try:

@@ -133,7 +133,7 @@ class Fill(Event):
         if code != 2 or "Traceback" in job.text:
             return f"exit code {code}" + ", a traceback" * ("Traceback" in job.text)
         said = [job.errors(rank) for rank in range(job.layout.processes)]
-        if any(len(lines) != 1 or not re.search("No space|too large", lines[0]) for lines in said):
+        if not all(said) or not all(re.search("No space|too large", line) for lines in said for line in lines):
             return f"said {said}"
         return ""
 

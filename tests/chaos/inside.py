@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +22,16 @@ class Fault:
     after: int
 
 
-def install(rank: int, fault: Fault | None = None) -> None:
-    """Have this process talk, and raise. Call before training."""
+def install(rank: int, fault: Fault | None, cache: str) -> None:
+    """Have this process talk, raise, and compile nothing that is in `cache`. Call before training."""
+    faulthandler.register(signal.SIGUSR2)  # by which a process that hangs is asked where
     print(f"chaos: process {rank} is {os.getpid()}", flush=True)
+    import jax
+
     from megajax.train import Trainer
+
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
     taken = 0
 

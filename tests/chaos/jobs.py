@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO
+from typing import IO, NoReturn
 
 from tests.chaos.inside import Fault
 from tests.runs import start, start_job
@@ -36,7 +36,7 @@ TWO = Layout(2, ())
 
 
 class HangError(Exception):
-    """A job was silent, or there, for too long."""
+    """A job was silent, or there, for too long; its stacks are in its text."""
 
 
 class Job:
@@ -44,7 +44,9 @@ class Job:
 
     def __init__(self, layout: Layout, corpus: Path, output: Path, words: list[str], fault: Fault | None) -> None:
         self.layout, self.lines, self.pids = layout, list[str](), dict[str, int]()
-        before = f"from tests.chaos.inside import Fault, install\ninstall(rank, {fault})"
+        before = (
+            f"from tests.chaos.inside import Fault, install\ninstall(rank, {fault}, {str(corpus.parent / 'cache')!r})"
+        )
         words = [*words, *layout.words]
         if layout.processes == 1:
             self.process = start(corpus, output, *words, before=f"rank = 0\n{before}")
@@ -71,19 +73,14 @@ class Job:
         prefix = f"[{rank}] " if self.layout.processes > 1 else ""
         return [line for line in self.lines if line.startswith(f"{prefix}megajax: ")]
 
-    def wait_for(self, wanted: Callable[[str], bool], seconds: float = PATIENCE) -> bool:
+    def wait_for(self, wanted: Callable[[str], bool]) -> bool:
         """Listen until it says something; False if it has ended without.
 
         Raises:
-            HangError: it was silent for so long.
+            HangError: it was silent for too long.
         """
         while self._streams:
-            try:
-                line = self._said.get(timeout=seconds)
-            except Empty:
-                raise HangError(f"silent for {PATIENCE:.0f} s") from None
-            self._streams -= not line
-            self._note(line)
+            line = self._next(PATIENCE)
             if line and wanted(line):
                 return True
         return False
@@ -101,29 +98,49 @@ class Job:
         """Wait until all its processes are gone; the seconds that took.
 
         Raises:
-            HangError: it was too long; they are gone now.
+            HangError: too many.
         """
         begin = time.monotonic()
-        try:
-            while self.wait_for(lambda _: time.monotonic() - begin > PATIENCE):
-                raise HangError(f"not gone after {PATIENCE:.0f} s")
-            while any(map(_alive, self.pids.values())):
-                if time.monotonic() - begin > PATIENCE:
-                    raise HangError(f"not gone after {PATIENCE:.0f} s")
-                time.sleep(0.01)
-        except HangError:
-            self.kill()
-            raise
+        while self._streams:
+            self._next(begin + PATIENCE - time.monotonic())
+        while any(map(_alive, self.pids.values())):
+            if time.monotonic() - begin > PATIENCE:
+                self._hang()
+            time.sleep(0.01)
         self.process.wait()
         return time.monotonic() - begin
 
     def kill(self) -> None:
         """End what is left of it."""
+        self._send(signal.SIGKILL)
         self.process.kill()
-        for pid in filter(_alive, self.pids.values()):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+    def _next(self, seconds: float) -> str:
+        """The next line; nothing where a stream ends."""
+        try:
+            line = self._said.get(timeout=max(seconds, 0))
+        except Empty:
+            self._hang()
+        self._streams -= not line
+        self._note(line)
+        return line
+
+    def _hang(self) -> NoReturn:
+        """Have it say where it hangs, and end it."""
+        self._send(signal.SIGUSR2)
+        time.sleep(2)
+        self.kill()
+        while self._streams:
+            line = self._said.get()
+            self._streams -= not line
+            self._note(line)
+        raise HangError
+
+    def _send(self, number: signal.Signals) -> None:
+        for name in self.pids.keys() - {"launcher"}:
+            with suppress(ProcessLookupError):
+                os.kill(self.pids[name], number)
 
     def _listen(self, stream: IO[str]) -> None:
         with stream:

@@ -130,10 +130,12 @@ class Run:
         job = Job(self.layout, self._corpus, self._output, self._words, event.fault if event else None)
         try:
             yield job
-        except HangError as hang:
-            outcome.problems.append(f"HANG: {hang}")
-        finally:
+        except HangError:
+            outcome.problems.append("HANG")
+        except BaseException:
             job.kill()
+            raise
+        finally:
             self._starts += 1
             self._output.with_name(f"{self._output.name}.{self._starts}.log").write_text(job.text)
         if job.resumed is not None:

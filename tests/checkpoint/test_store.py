@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
+from flax import nnx
 
+from megajax.checkpoint.fingerprint import fingerprint
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import CheckpointConfig, ConfigError, ParallelConfig
 from megajax.data.batch import make_batch
@@ -34,7 +38,29 @@ def shardings(state: State) -> Any:
     return jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), state)
 
 
-def save_steps(directory: Path, steps: list[int], **config: Any) -> None:
+def restored_step(checkpoints: Checkpoints, step: int | None = None) -> int:
+    """Restore a small state; both arrays have to hold the step of its record."""
+    like = small_state(0)
+    state, record = checkpoints.restore(like, shardings(like), step)
+    np.testing.assert_array_equal(state["weight"], np.full(4, record["step"]))
+    assert state["count"] == record["step"]
+    return record["step"]
+
+
+def in_process(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process that may come to harm."""
+    head = """
+import os, sys
+from pathlib import Path
+import jax.numpy as jnp
+from megajax.checkpoint.store import Checkpoints
+from megajax.config import CheckpointConfig, ConfigError
+"""
+    command = [sys.executable, "-c", head + code]
+    return subprocess.run(command, text=True, capture_output=True, cwd=ROOT, timeout=120, check=False)
+
+
+def save_steps(directory: Path | str, steps: list[int], **config: Any) -> None:
     """Save small states, each holding its step number."""
     with Checkpoints(directory, CheckpointConfig(**config)) as checkpoints:
         for step in steps:
@@ -66,7 +92,9 @@ def test_any_mesh_to_any_mesh(saved: tuple[Path, dict[str, np.ndarray]], layout:
     _, abstract, places = build_init(config, rules)
     with Checkpoints(directory, None) as checkpoints:
         restored = checkpoints.restore(abstract, places)
-    assert restored.record == {"version": 1, "step": 1, "consumed_samples": 8}
+    fingerprints = restored.record.pop("fingerprint")
+    assert restored.record == {"version": 2, "step": 1, "consumed_samples": 8}
+    assert fingerprints == fingerprint(restored.state)
     for leaf, place in zip(jax.tree.leaves(restored.state), jax.tree.leaves(places), strict=True):
         assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
     for name, value in gathered(restored.state).items():
@@ -100,19 +128,41 @@ def test_retention(tmp_path: Path, config: dict[str, int], kept: list[int]) -> N
         assert checkpoints.steps == kept
 
 
+def test_the_best_is_kept_across_restarts(tmp_path: Path) -> None:
+    """Case K07: saved every 3 steps and evaluated every 2; of 6, 12 and 18, saved with a loss, 12 is best."""
+    losses = {2: 0.1, 4: 0.2, 6: 3.0, 8: 0.3, 10: 0.4, 12: 1.0, 14: 0.5, 16: 0.6, 18: 2.0}
+    config = CheckpointConfig(keep_last=2, keep_best=True)
+    for step in range(3, 22, 3):
+        with Checkpoints(tmp_path, config) as checkpoints:
+            checkpoints.save(step, small_state(step), {"step": step}, losses.get(step))
+    with Checkpoints(tmp_path, None) as checkpoints:
+        assert checkpoints.steps == [12, 21]
+        assert restored_step(checkpoints, 12) == 12
+        assert checkpoints.record(12)["loss"] == 1.0
+
+
 def test_an_interrupted_save_is_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Case K03: the rest of a save is named and passed over; asking for it is an error; saving it again works."""
-    save_steps(tmp_path, [10])
-    shutil.copytree(tmp_path / "10", tmp_path / "20.orbax-checkpoint-tmp-0")
+    """Case K03: killed while saving step 20. It is named and passed over, asked for it is an error; it can be saved."""
+    process = in_process(f"""
+checkpoints = Checkpoints({str(tmp_path)!r}, CheckpointConfig())
+checkpoints.save(10, {{"weight": jnp.full(4, 10.0), "count": jnp.int32(10)}}, {{"step": 10}})
+checkpoints.wait()
+checkpoints.save(20, {{"weight": jnp.ones(50_000_000)}}, {{"step": 20}})
+while not list(Path({str(tmp_path)!r}).glob("20.orbax*/*")):
+    pass
+os.kill(os.getpid(), 9)
+""")
+    assert process.returncode == -9, process.stderr
     with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
-        assert "20.orbax-checkpoint-tmp-0 is the rest of a save that was interrupted" in caplog.text
+        assert "/20.orbax-checkpoint-tmp is the rest of a save that was interrupted" in caplog.text
         assert checkpoints.latest == 10
         state = small_state(0)
         with pytest.raises(ConfigError, match="no finished checkpoint of step 20: finished are 10"):
             checkpoints.restore(state, shardings(state), 20)
         checkpoints.save(20, small_state(20), {"step": 20})
         checkpoints.wait()
-        assert checkpoints.restore(state, shardings(state)).state["count"] == 20
+        assert restored_step(checkpoints) == 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "20"]
 
 
 def test_a_save_that_fails_is_an_error_that_names_the_directory(tmp_path: Path) -> None:
@@ -120,41 +170,71 @@ def test_a_save_that_fails_is_an_error_that_names_the_directory(tmp_path: Path) 
     threads outlive the failure."""
     directory = tmp_path / "run"
     save_steps(directory, [1])
-    code = f"""
-import os, sys
-from pathlib import Path
-import jax.numpy as jnp
-from megajax.checkpoint.store import Checkpoints
-from megajax.config import CheckpointConfig, ConfigError
+    process = in_process(f"""
 directory = Path({str(directory)!r})
 checkpoints = Checkpoints(directory, CheckpointConfig())
 directory.rename({str(tmp_path / "moved")!r})
 directory.write_text("a file where the directory was")
 try:
     checkpoints.save(2, {{"weight": jnp.ones(4)}}, {{"step": 2}})
-    checkpoints.wait()
+    checkpoints.save(3, {{"weight": jnp.ones(4)}}, {{"step": 3}})
 except ConfigError as error:
     print(error, flush=True)
     os._exit(2)
-"""
-    process = subprocess.run(
-        [sys.executable, "-c", code], text=True, capture_output=True, cwd=ROOT, timeout=120, check=False
-    )
+""")
     assert process.returncode == 2, process.stderr
     assert f"saving a checkpoint to {directory} failed" in process.stdout
     with Checkpoints(tmp_path / "moved", None) as moved:
         assert moved.steps == [1]
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    """Its files are emptied: one line that says which to remove."""
-    save_steps(tmp_path, [1])
-    for path in (tmp_path / "1" / "state").rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"")
-    state = small_state(0)
-    with Checkpoints(tmp_path, None) as checkpoints, pytest.raises(ConfigError, match=f"remove {tmp_path}/1"):
-        checkpoints.restore(state, shardings(state))
+def flip(path: Path) -> None:
+    """One bit of the last byte."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "contents of weight are not what was saved": lambda path: flip(path / "state/weight/0"),
+    "weight/0 is too short": lambda path: os.truncate(path / "state/weight/0", 15),
+    "No such file": lambda path: (path / "state/count/0").unlink(),
+    ".zarray: Expecting value": lambda path: (path / "state/weight/.zarray").write_text(""),
+    "record: Unterminated string": lambda path: os.truncate(path / "record/metadata", 30),
+    "record/metadata": lambda path: shutil.rmtree(path / "record"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str) -> None:
+    """Readers leave it where it is; the run renames it, goes on from the one before, and saves its step again."""
+    save_steps(tmp_path, [10, 20])
+    DAMAGE[what](tmp_path / "20")
+    with Checkpoints(tmp_path, None) as checkpoints:
+        assert restored_step(checkpoints) == 10
+        with pytest.raises(ConfigError, match=f"{tmp_path}/20 is damaged .*{what}"):
+            restored_step(checkpoints, 20)
+        assert checkpoints.steps == [10, 20]
+    caplog.clear()
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
+        assert restored_step(checkpoints) == checkpoints.latest == 10
+        (warning,) = caplog.messages
+        assert warning.startswith(f"{tmp_path}/20 is damaged (") and what in warning
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "damaged-20"]
+        checkpoints.save(20, small_state(20), {"step": 20})
+    with Checkpoints(tmp_path, None) as checkpoints:
+        assert restored_step(checkpoints) == 20
+
+
+def test_damage_everywhere_is_an_error(tmp_path: Path) -> None:
+    save_steps(tmp_path, [10, 20])
+    for step in (10, 20):
+        flip(tmp_path / f"{step}/state/weight/0")
+    with (
+        Checkpoints(tmp_path, CheckpointConfig()) as checkpoints,
+        pytest.raises(ConfigError, match=f"every checkpoint in {tmp_path} is damaged"),
+    ):
+        restored_step(checkpoints)
 
 
 @pytest.mark.parametrize(
@@ -164,15 +244,17 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         (lambda s: {"weight": s["weight"]}, "holds count, which this model lacks"),
         (lambda s: {**s, "new": s["count"]}, "lacks new"),
         (lambda s: {**s, "weight": jnp.zeros(5)}, r"weight is \(4,\) there and \(5,\) in this model"),
+        (lambda s: {**s, "count": jnp.zeros(())}, "count is int32 there and float32 in this model"),
     ],
-    ids=["renamed", "removed", "added", "reshaped"],
+    ids=["renamed", "removed", "added", "reshaped", "retyped"],
 )
 def test_arrays_must_match_by_name_and_shape(tmp_path: Path, change: Any, message: str) -> None:
-    """Case K15: nothing is left at its random start."""
+    """Case K15: nothing is left at its random start, and another model's checkpoint is not taken for a damaged one."""
     save_steps(tmp_path, [1])
     wanted = change(small_state(0))
-    with Checkpoints(tmp_path, None) as checkpoints, pytest.raises(ConfigError, match=message):
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints, pytest.raises(ConfigError, match=message):
         checkpoints.restore(wanted, shardings(wanted))
+    assert (tmp_path / "1").exists()
 
 
 def test_another_format_version_is_refused(tmp_path: Path) -> None:
@@ -181,15 +263,61 @@ def test_another_format_version_is_refused(tmp_path: Path) -> None:
         checkpoints.save(1, small_state(1), {"version": 0})
         checkpoints.wait()
         state = small_state(0)
-        with pytest.raises(ConfigError, match="format 0, this version of megajax reads 1"):
+        with pytest.raises(ConfigError, match="format 0, this version of megajax reads 2"):
             checkpoints.restore(state, shardings(state))
 
 
-def test_an_empty_directory_holds_nothing_to_restore(tmp_path: Path) -> None:
-    """Case K11."""
-    state = small_state(0)
-    with Checkpoints(tmp_path, None) as checkpoints, pytest.raises(ConfigError, match="finished are none"):
-        checkpoints.restore(state, shardings(state))
+def test_a_wrong_path_is_an_error(tmp_path: Path) -> None:
+    """Case K11: a typo, an empty directory, a directory of another format."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other/global_step10").mkdir(parents=True)
+    (tmp_path / "numbered/10").mkdir(parents=True)
+    (tmp_path / "numbered/10/model.pt").write_bytes(b"weights")
+    for name, message in (
+        ("typo", "typo does not exist"),
+        ("empty", "empty has no finished checkpoint of step None: finished are none"),
+        ("other", "other has no finished checkpoint of step None: finished are none"),
+        ("numbered", "numbered/10 is not a checkpoint of megajax"),
+    ):
+        with Checkpoints(tmp_path / name, None) as checkpoints, pytest.raises(ConfigError, match=message):
+            restored_step(checkpoints)
+    assert not (tmp_path / "typo").exists()
+
+
+def test_words_beyond_the_vocabulary_of_this_model(tmp_path: Path) -> None:
+    """Case K15: rows of a table may only be left out where they are padding."""
+    table = nnx.Param(jnp.ones((6, 2)), axes=("vocab", "embed"), role="embedding")
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
+        checkpoints.save(1, {"table": table}, {"step": 1})
+        like = {"table": table.replace(jnp.ones((4, 2)))}
+        with pytest.raises(ConfigError, match="table has words beyond the 4 rows of this model"):
+            checkpoints.restore(like, shardings(like))
+
+
+@pytest.mark.parametrize("name", ["a run", "ünïcode", "50%25 x=1"])
+def test_any_path(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative, as text, with letters that URLs write otherwise."""
+    monkeypatch.chdir(tmp_path)
+    save_steps(name, [1])
+    with Checkpoints(epath.Path(name), None) as checkpoints:
+        assert restored_step(checkpoints) == 1
+
+
+def test_memory_does_not_grow_with_the_saves(tmp_path: Path) -> None:
+    """Case K17: resident memory after 20 saves of 100 MB is within 10 % of that after 3."""
+    process = in_process(f"""
+state = {{f"w{{i}}": jnp.full((5_000_000,), i, jnp.float32) for i in range(5)}}
+memory = []
+with Checkpoints({str(tmp_path)!r}, CheckpointConfig(keep_last=1)) as checkpoints:
+    for step in range(1, 21):
+        checkpoints.save(step, state, {{"step": step}})
+        checkpoints.wait()
+        status = Path("/proc/self/status").read_text()
+        memory.append(int(status.split("VmRSS:")[1].split()[0]))
+print(memory[2], memory[19])
+""")
+    third, last = map(int, process.stdout.split())
+    assert last == pytest.approx(third, rel=0.1), process.stderr
 
 
 def test_a_part_of_the_state_is_read_alone(saved: tuple[Path, dict[str, np.ndarray]]) -> None:

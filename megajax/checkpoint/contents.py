@@ -1,0 +1,91 @@
+"""What a checkpoint holds: arrays and record, checked against what is wanted and against their fingerprints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from megajax.checkpoint.agree import first
+from megajax.checkpoint.arrays import StoredArray, open_arrays, read_arrays
+from megajax.checkpoint.fingerprint import digits, words
+from megajax.checkpoint.record import FORMAT_VERSION, RecordHandler
+from megajax.config.base import ConfigError
+
+Contents = tuple[dict[str, jax.Array], dict[str, Any]]
+"""Arrays by name, and the record."""
+
+
+def read_contents(path: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str, tables: set[str]) -> Contents:
+    """Arrays and record of the checkpoint in `path`; no barrier, so a process that fails here keeps no other waiting.
+
+    Args:
+        path: of one step.
+        wanted: the arrays by name; the checkpoint has to hold just these, of those whose names begin with `prefix`.
+        prefix: "" or the part of the state that is read, with a dot.
+        tables: names of arrays whose rows beyond the vocabulary are zero, and as many as a layout needs.
+
+    Raises:
+        ConfigError: it is of another model or version.
+        OSError, ValueError, LookupError: it is damaged.
+    """
+    if not (path / "state").exists() and not (path / "record").exists():
+        raise ConfigError(f"{path} is not a checkpoint of megajax: choose another directory")
+    record = RecordHandler().restore(path / "record")
+    if record.get("version") != FORMAT_VERSION:
+        raise ConfigError(
+            f"{path} has checkpoint format {record.get('version')}, this version of megajax reads "
+            f"{FORMAT_VERSION}: use the version that wrote it"
+        )
+    saved = {name for name in record["fingerprint"] if name.startswith(prefix)}
+    other = "it was saved from another model or version"
+    for name in wanted.keys() - saved:
+        raise ConfigError(f"{path} lacks {name}, which this model has: {other}")
+    for name in saved - wanted.keys():
+        raise ConfigError(f"{path} holds {name}, which this model lacks: {other}")
+    stored = open_arrays(path / "state", list(wanted))
+    for name, leaf in wanted.items():
+        if problem := _mismatch(stored[name], leaf, is_table=name in tables):
+            raise ConfigError(f"{path}: {name} {problem}: {other}")
+    return read_arrays(stored, wanted), record
+
+
+def verified(read: Callable[[], Contents]) -> Contents | str:
+    """What `read` gives if its fingerprints are right in every process, else what is wrong, the same in all of them."""
+    contents, problem = None, ""
+    try:
+        contents = read()
+    except ConfigError:
+        raise
+    except (OSError, ValueError, LookupError) as error:  # never a lack of memory
+        problem = reason(error)
+    problem = first(problem)
+    if contents is None or problem:
+        return problem
+    arrays, record = contents
+    for name, found in digits(words(arrays)).items():
+        if found != record["fingerprint"][name]:
+            return f"the contents of {name} are not what was saved"
+    return contents
+
+
+def _mismatch(stored: StoredArray, leaf: jax.ShapeDtypeStruct, *, is_table: bool) -> str:
+    """How a stored array differs in kind from the wanted one."""
+    rows = 1 if is_table else 0
+    there, dtype = stored.shape, stored.dtype
+    if there[rows:] != leaf.shape[rows:]:
+        return f"is {there} there and {leaf.shape} in this model"
+    if dtype != leaf.dtype and not (jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.floating)):
+        return f"is {dtype} there and {leaf.dtype} in this model"
+    beyond = ((leaf.shape[0], there[0]), *((0, n) for n in there[1:])) if is_table else ()
+    if is_table and leaf.shape[0] < there[0] and stored.read(beyond).any():
+        return f"has words beyond the {leaf.shape[0]} rows of this model"
+    return ""
+
+
+def reason(error: Exception) -> str:
+    """An error in one line."""
+    return " ".join(str(error).split())[-200:]  # what went wrong stands last
