@@ -26,8 +26,8 @@ from tests.chaos.events import draw
 from tests.chaos.jobs import ONE, TWO, Disk, Layout
 from tests.chaos.run import Outcome, Result, Run
 
-STEPS = 120
-WORDS = [f"train.steps={STEPS}", "checkpoint.every=6", "checkpoint.keep_last=3", "evaluation.every=9"]
+STEPS = 60
+WORDS = [f"train.steps={STEPS}", "checkpoint.every=3", "checkpoint.keep_last=3", "evaluation.every=5"]
 DECK = ["SIGKILL"] * 4 + ["SIGTERM", "disk full", "raise", "damage"] * 2
 
 

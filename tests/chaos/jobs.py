@@ -25,14 +25,16 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Layout:
-    """Processes, and how the model is spread over their two devices each."""
+    """Processes, devices of each, and how the model is spread over them."""
 
     processes: int
+    devices: int
     words: tuple[str, ...]
 
 
-ONE = Layout(1, ("parallel.simulate_devices=2", "parallel.tensor=1"))
-TWO = Layout(2, ())
+ONE = Layout(1, 2, ("parallel.fsdp=2", "parallel.tensor=1", "parallel.simulate_devices=2"))
+TWO = Layout(2, 2, ("parallel.fsdp=2", "parallel.tensor=2"))
+TWO_SMALL = Layout(2, 1, ("parallel.fsdp=2", "parallel.tensor=1"))
 
 
 class HangError(Exception):
@@ -44,14 +46,14 @@ class Job:
 
     def __init__(self, layout: Layout, corpus: Path, output: Path, words: list[str], fault: Fault | None) -> None:
         self.layout, self.lines, self.pids = layout, list[str](), dict[str, int]()
-        before = (
-            f"from tests.chaos.inside import Fault, install\ninstall(rank, {fault}, {str(corpus.parent / 'cache')!r})"
-        )
+        cache = str(corpus.parent / "cache")
+        before = f"from tests.chaos.inside import Fault, install\ninstall(rank, {fault}, {cache!r})"
         words = [*words, *layout.words]
         if layout.processes == 1:
             self.process = start(corpus, output, *words, before=f"rank = 0\n{before}")
         else:
-            self.process = start_job(corpus, output, *words, processes=layout.processes, devices=2, before=before)
+            size = {"processes": layout.processes, "devices": layout.devices}
+            self.process = start_job(corpus, output, *words, **size, before=before)
             self.pids["launcher"] = self.process.pid
         self.resumed: int | None = None
         """The step at which it went on, once it has said so."""

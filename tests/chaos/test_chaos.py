@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.chaos.chaos import write_corpus
 from tests.chaos.events import Fill, Kill, Moment, Raise, Terminate
-from tests.chaos.jobs import TWO, Disk
+from tests.chaos.jobs import TWO_SMALL, Disk
 from tests.chaos.run import Run
 
 WORDS = ["train.steps=30", "checkpoint.every=3", "checkpoint.keep_last=3", "evaluation.every=5"]
@@ -18,9 +18,9 @@ def test_a_run_that_is_struck_comes_out_as_if_it_were_not(tmp_path: Path) -> Non
     write_corpus(tmp_path)
     disk = Disk(tmp_path / "disk")
     try:
-        undisturbed = Run("undisturbed", TWO, tmp_path, disk, WORDS)
+        undisturbed = Run("undisturbed", TWO_SMALL, tmp_path, disk, WORDS)
         expected = undisturbed.finish()
-        run = Run("struck", TWO, tmp_path, disk, WORDS)
+        run = Run("struck", TWO_SMALL, tmp_path, disk, WORDS)
         run.strike(Kill(Moment("write", 9, 0.02), "1"))
         run.damage(random.Random(0))
         run.strike(Raise(Moment("evaluation", 1, 0), 1))
