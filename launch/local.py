@@ -250,7 +250,7 @@ class _Job:
 
 def describe(code: int) -> str:
     """An exit code in words."""
-    meanings = {1: "an error", 2: "bad input", 3: "diverged", 4: "hung", 130: "interrupted"}
+    meanings = {1: "an error", 2: "bad input", 3: "diverged", 4: "hung", 5: "not ready", 130: "interrupted"}
     if code in meanings or code <= 128:
         return f"exit code {code}" + (f" ({meanings[code]})" if code in meanings else "")
     try:

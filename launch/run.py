@@ -81,7 +81,10 @@ class Run:
         if self.config is None:
             return None
         directory = epath.Path(self.config.checkpoint.directory or f"{self.config.output_dir}/checkpoints")
-        names = [path.name for path in directory.iterdir()] if directory.exists() else []
+        try:
+            names = [path.name for path in directory.iterdir()] if directory.exists() else []
+        except OSError:  # a file system that is away for a while ends no supervisor
+            return None
         return max((int(name) for name in names if name.isdigit()), default=None)
 
     def fewer(self, processes: int, least: int) -> int | None:

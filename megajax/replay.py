@@ -1,9 +1,10 @@
-"""`python -m megajax.replay RUN_DIR [--step N]`: take steps of a run again, from a checkpoint, and compare every bit.
+"""`python -m megajax.replay RUN_DIR [--step N] [KEY=VALUE ...]`: take steps of a run again and compare every bit.
 
 The steps from the newest checkpoint before N are taken twice. Loss and gradient norm of each are held against what the
 run recorded, and the state after step N against that of the other pass and of the run's own checkpoint, if it kept one.
 A difference is a fault of a device, a kernel that is not deterministic (`train.deterministic`), or other software than
-the run had. Under a launcher all processes replay together, as they trained.
+the run had. Other layouts give other bits: replay on the devices of the run, under a launcher if it had one, and name
+the keys that were not those of its first start, such as a mesh of fewer hosts.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 from megajax.checkpoint.fingerprint import fingerprint
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import ConfigError
+from megajax.config import ConfigError, load_config
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.observe.clock import Clock
 from megajax.train import Trainer, join_cluster
 from megajax.training.run_directory import RunDirectory
 
+Metrics = dict[str, float | None]
+"""By name; None for what is not finite, as in metrics.jsonl."""
 COMPARED = ("lm loss", "grad-norm", "learning-rate", "tokens")
 
 
@@ -30,16 +34,19 @@ def main(argv: list[str]) -> int:
     parser = OneLineParser(prog="python -m megajax.replay", description="Take steps of a run again and compare.")
     parser.add_argument("run_dir", metavar="RUN_DIR", help="output_dir of the training")
     parser.add_argument("--step", type=int, metavar="N", help="last step (default: that of the newest checkpoint)")
-    options = parser.parse_args(argv)
-    run, config = RunDirectory.open(options.run_dir)
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="values that differ from the run's first start")
+    options = parser.parse_intermixed_args(argv)
+    run, _ = RunDirectory.open(options.run_dir)
+    config = load_config(run.config_file.resolve(), options.words).config
     cluster = join_cluster(config)
     with cluster.guard():
         with Checkpoints(run.checkpoints(config.checkpoint), None) as checkpoints, cluster.guard():
             start, stop = choose_steps(checkpoints, options.step)
+            recorded = recorded_metrics(run.path / "metrics.jsonl", start, stop)
             trainer = Trainer(config, run, checkpoints, cluster, Clock(), start)
             passes = [take_steps(trainer, start, stop) for _ in range(2)]
             kept = checkpoints.record(stop)["fingerprint"] if stop in checkpoints.steps else None
-        differences = compare(passes, recorded_metrics(run.path / "metrics.jsonl"), kept)
+        differences = compare(passes, recorded, kept)
         for difference in differences:
             trainer.say(f"differs: {difference}")
         what = "both passes, the run's metrics" + (" and its checkpoint" if kept else "")
@@ -51,7 +58,7 @@ def main(argv: list[str]) -> int:
 class Pass:
     """What came out of taking the steps once."""
 
-    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    metrics: dict[int, Metrics] = field(default_factory=dict)
     """By step."""
     fingerprints: dict[str, str] = field(default_factory=dict)
     """Of the state after the last one, by name."""
@@ -75,26 +82,39 @@ def choose_steps(checkpoints: Checkpoints, last: int | None) -> tuple[int, int]:
 
 def take_steps(trainer: Trainer, start: int, stop: int) -> Pass:
     """Take the steps after `start`, up to `stop`, from the checkpoint of `start`."""
+    del trainer.state  # there may not be room for two
     record = trainer.restore(start)
     trainer.step, trainer.consumed = start, record["consumed_samples"]
     done = Pass()
     for consumed, host_batch in trainer.batches():
         metrics = trainer.take_step(consumed, host_batch)
-        done.metrics[trainer.step] = {name: float(metrics[name]) for name in COMPARED}
+        values = {name: float(metrics[name]) for name in COMPARED}
+        done.metrics[trainer.step] = {name: value if isfinite(value) else None for name, value in values.items()}
         if trainer.step == stop:
             break
+    if trainer.step < stop:
+        raise ConfigError(
+            f"{trainer.run.path} has {trainer.steps} steps: choose a --step up to that, or raise train.steps"
+        )
     done.fingerprints = fingerprint(trainer.canonical.of(trainer.state))
     return done
 
 
-def recorded_metrics(path: Path) -> dict[int, dict[str, float]]:
-    """What the run recorded, by step."""
+def recorded_metrics(path: Path, start: int, stop: int) -> dict[int, Metrics]:
+    """What the run recorded, by step.
+
+    Raises:
+        ConfigError: between the two steps it went back to a checkpoint, and did not take them one after the other.
+    """
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    records = [json.loads(line) for line in lines]
-    return {record["step"]: record for record in records if "lm loss" in record}
+    records = {record["step"]: record for record in map(json.loads, lines) if "lm loss" in record}
+    for step in range(start + 1, min(stop, max(records, default=0)) + 1):
+        if step not in records:
+            raise ConfigError(f"step {step} was left out when the run went back to a checkpoint: choose another --step")
+    return records
 
 
-def compare(passes: list[Pass], recorded: dict[int, dict[str, float]], kept: dict[str, str] | None) -> list[str]:
+def compare(passes: list[Pass], recorded: dict[int, Metrics], kept: dict[str, str] | None) -> list[str]:
     """Everything that is not equal, by step or name."""
     first, second = passes
     found = []

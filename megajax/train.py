@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from megajax.checkpoint.store import Checkpoints
@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 @entry_point
 def main(argv: list[str]) -> None:
     """The command line."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # there is nothing to save before the loop
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)  # Orbax has set one up
     logging.getLogger("megajax").setLevel(logging.INFO)
     loaded, _ = parse_command_line("python -m megajax.train", "Train a model.", argv)
@@ -166,10 +167,12 @@ class Trainer:
         # State: restored straight into its shards, or drawn in them.
         self.canonical = CanonicalForm(abstract_state, shardings, rules, config.parallel.chunks)
         if checkpoints.latest is None:
+            self.unevaluated = config.evaluation.every is not None
             self.state, self.step, self.consumed = in_turn(init(jax.random.key(config.train.seed))), 0, 0
         else:
             record = self.restore(step)
             self.step, self.consumed = record["step"], record["consumed_samples"]
+            self.unevaluated = self._due(config.evaluation.every) and not record["evaluated"]
 
         self.validation: dict[int, float] = {}
         self.returns = Counter[int]()
@@ -186,7 +189,7 @@ class Trainer:
             self.say(f"{self.run.path} has finished its {self.steps} steps: nothing to do (raise train.steps to go on)")
             return Result(self.run.path, self.step, {})
         with self.reporter, self.watchdog, ProfileWindow(self.config.profile, self.run.path / "profile") as profile:
-            if self.step == 0 and self.config.evaluation.every:
+            if self.unevaluated:  # the first step is yet to come, or a request to stop came in between
                 self.evaluate("valid", "validation")
             while self.step < self.steps and not self.request.stops:
                 try:
@@ -197,8 +200,7 @@ class Trainer:
                 self.evaluate("valid", "validation")
                 self.evaluate("test", "test")
             self.save()
-            with self.reporter.during("checkpoint"):
-                self.checkpoints.wait()  # in here, where a second signal cannot end the process before it is done
+            self._wait_for_saves()  # in here, where a second signal cannot end the process before it is done
         if self.step < self.steps:
             self.say(f"{self.request}: step {self.step} of {self.steps} is saved; the same command resumes")
         else:
@@ -254,7 +256,7 @@ class Trainer:
         if dataset is None or self.config.evaluation.steps == 0:
             return
         self._check(self.reporter.flush())
-        with self.reporter.during("evaluation"):
+        with self.reporter.during("evaluation"), self.watchdog.patient():
             loss = self.evaluator(self.state.params, dataset, self._interrupted)
         if loss is None:
             return
@@ -265,16 +267,15 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of this step, in the background if so configured."""
         self._check(self.reporter.flush())
-        with self.reporter.during("checkpoint"):
+        with self.reporter.during("checkpoint"), self.watchdog.patient():
             state, loss = self.canonical.of(self.state), self.validation.get(self.step)
             seconds = self.checkpoints.save(self.step, state, self.record(), loss)
         self.reporter.saved(self.step, seconds, self.config.checkpoint.asynchronous)
-        self.watchdog.beat(f"save of step {self.step}")
 
     def save_local(self) -> None:
         """Write a copy of this step that is this host's own."""
         self._check(self.reporter.flush())
-        with self.reporter.during("checkpoint"):
+        with self.reporter.during("checkpoint"), self.watchdog.patient():
             self.checkpoints.save_local(self.step, self.canonical.of(self.state), self.record())
 
     def restore(self, step: int | None = None) -> dict[str, Any]:
@@ -294,28 +295,31 @@ class Trainer:
             "steps": self.steps,
             "tokenizer": self.tokenizer.identity,
             "order": self.dataset.fingerprint,
+            "evaluated": self.step in self.validation,
         }
 
     def _roll_back(self, bad: RollBack) -> None:
         """Take the last checkpoint's state to behind the bad step: steps since count as skipped, with their data."""
-        with self.watchdog.suspended():
+        with self.watchdog.patient():
+            del self.state  # there may not be room for two
             saved = self.restore()["step"]
         self.returns[saved] += 1
         if self.returns[saved] > self.config.health.patience:
             raise give_up(bad, self.config, saved)
         log.warning("%s: back to the weights of step %d, going on behind step %d", bad, saved, bad.step)
         self.step, self.consumed = bad.step, bad.samples
-        number = jax.device_put(jnp.int32(bad.step), self.state.step.sharding)
+        where = self.state.step.sharding
+        number = jax.make_array_from_callback((), where, lambda _: np.int32(bad.step))
         self.state = self.state._replace(step=number)
         self.reporter.rewind(saved)
 
     def _listen(self, wait: bool = False) -> None:
         """Tell the other processes how this one does, and take note, at the same step as they, of what is asked for."""
-        table = self.pulse.beat([self.requests.take(), *self.reporter.pace.own_seconds()], wait)
-        if table is None:
+        tables = self.pulse.beat([self.requests.take(), *self.reporter.pace.own_seconds()], wait)
+        if tables is None:
             return
-        self.request = max(self.request, Request(int(table[:, 0].max())))
-        self.seconds += table[:, 1:]
+        self.request = max(self.request, Request(int(tables[..., 0].max())))
+        self.seconds += tables[..., 1:].sum(axis=0)
         if self.step % self.config.log.every == 0:
             self.reporter.hosts(self.seconds, self.cluster.hosts)
             self.seconds[:] = 0
@@ -333,13 +337,16 @@ class Trainer:
         check_step(done, self.config, self._last_saved)
 
     def _last_saved(self) -> int | None:
-        with self.reporter.during("checkpoint"):
-            self.checkpoints.wait()
+        self._wait_for_saves()
         return self.checkpoints.latest
+
+    def _wait_for_saves(self) -> None:
+        with self.reporter.during("checkpoint"), self.watchdog.patient():
+            self.checkpoints.wait()
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
-        with self.watchdog.suspended(), self.reporter.during("compile"):
+        with self.watchdog.patient(), self.reporter.during("compile"):
             yield
         self.reporter.memory.planned = self.train_step.planned_bytes
 

@@ -12,6 +12,7 @@ import json
 import shutil
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from etils import epath
 from megajax.checkpoint.agree import gather
 from megajax.checkpoint.arrays import empty, place, read_into, shards
 from megajax.checkpoint.fingerprint import Words, words
-from megajax.checkpoint.record import complete
+from megajax.checkpoint.record import complete, described, seal, unseal
 from megajax.checkpoint.snapshot import Snapshot
 
 
@@ -41,8 +42,8 @@ class LocalCopies:
         self._thread = ThreadPoolExecutor(1, "local-copy")
         self._writing: tuple[int, Future[None]] | None = None
         held = gather(" ".join(map(str, self._complete())))
-        self.latest = max(set.intersection(*(set(map(int, steps.split())) for steps in held)), default=None)
-        """Newest step that every process has."""
+        self.steps = set.intersection(*(set(map(int, steps.split())) for steps in held))
+        """Those that every process has."""
 
     def save(self, step: int, arrays: dict[str, jax.Array], record: dict[str, Any]) -> None:
         """Copy what this process holds, then write it in the background.
@@ -52,9 +53,10 @@ class LocalCopies:
         """
         self.wait()
         if not self._name:
-            self._name = gather(uuid.uuid4().hex)[0]
+            name = uuid.uuid4().hex
             if jax.process_index() == 0:
-                self._name_file.write_text(self._name)
+                self._name_file.write_text(name)
+            self._name = gather(name)[0]  # after the name is on disk: a crash leaves no copies that nobody knows
         parts, held = {}, self._snapshot.take(arrays)
         for name, array in held.items():
             array.copy_to_host_async()
@@ -64,7 +66,8 @@ class LocalCopies:
             for name, array in arrays.items()
             for number, devices in enumerate(shards(array).values())
         }
-        self._writing = step, self._thread.submit(self._write, step, files, _layout(arrays), record, words(held))
+        manifest = {"layout": _layout(arrays), "record": described(record, arrays)}
+        self._writing = step, self._thread.submit(self._write, step, files, manifest, words(held))
 
     def wait(self) -> None:
         """Block until the copy is written.
@@ -76,17 +79,17 @@ class LocalCopies:
         if writing:
             step, done = writing
             done.result()
-            self.latest = step
+            self.steps = {*sorted(self.steps)[-1:], step}
 
     def read(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> tuple[dict[str, jax.Array], dict[str, Any]]:
         """Arrays and record of a copy.
 
         Raises:
-            ValueError: it is of another layout or model.
+            ValueError: it is of another layout or model, or damaged.
             OSError: it cannot be read, or not to its end.
         """
         path = self._process / str(step)
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = unseal((path / "manifest.json").read_text())
         if manifest["layout"] != _layout(wanted):
             raise ValueError("it is of another layout or model")
         arrays = {}
@@ -97,15 +100,29 @@ class LocalCopies:
             arrays[name] = place(leaf, parts)
         return arrays, manifest["record"]
 
-    def forget(self) -> None:
-        """Remove this run's copies: it goes on from an older step than theirs."""
+    def forget(self, after: int) -> None:
+        """Remove the copies of later steps: the run goes on from this one."""
         self.wait()
-        self.latest = None
-        shutil.rmtree(self._process, ignore_errors=True)
+        for step in self._complete():
+            if step > after:
+                shutil.rmtree(self._process / str(step))
+        self.steps = {step for step in self.steps if step <= after}
 
-    def close(self) -> None:
+    def remove(self) -> None:
+        """Remove this run's copies, then the name that ties them to it; all processes together."""
+        self.wait()
+        self.steps = set()
+        shutil.rmtree(self._process, ignore_errors=True)
+        gather("all have removed theirs")
+        with suppress(OSError):  # another process on this host was first
+            self._process.parent.rmdir()
+        if jax.process_index() == 0:
+            self._name_file.unlink(missing_ok=True)
+        self._name = ""
+
+    def close(self, *, wait: bool) -> None:
         """End the background thread."""
-        self._thread.shutdown()
+        self._thread.shutdown(wait)
 
     @property
     def _process(self) -> Path:
@@ -114,19 +131,16 @@ class LocalCopies:
     def _complete(self) -> list[int]:
         return sorted(int(path.name) for path in self._process.glob("*") if path.name.isdigit())
 
-    def _write(
-        self, step: int, files: dict[str, np.ndarray], layout: Any, record: dict[str, Any], prints: Words
-    ) -> None:
+    def _write(self, step: int, files: dict[str, np.ndarray], manifest: dict[str, Any], prints: Words) -> None:
         """The newest copy stays until this one is complete; others go, to make room for it."""
         for old in self._process.glob("*"):
-            if old.name != str(self.latest):
+            if old.name != str(max(self.steps, default=None)):
                 shutil.rmtree(old)
         unfinished = self._process / f"{step}.unfinished"
         unfinished.mkdir(parents=True)
         for name, part in files.items():
             part.tofile(unfinished / name)
-        manifest = {"layout": layout, "record": complete(record, prints)}
-        (unfinished / "manifest.json").write_text(json.dumps(manifest))
+        (unfinished / "manifest.json").write_text(seal(manifest | {"record": complete(manifest["record"], prints)}))
         # Not synced: what a crash of the host tears is recognized by its fingerprint.
         unfinished.replace(self._process / str(step))
 

@@ -1,8 +1,8 @@
 """Checkpoints: Orbax, asynchronous, atomic, verified, from any mesh to any mesh.
 
 A checkpoint holds every array of the train state under its dotted name ("params.blocks.attention.qkv", all layers in
-one) and one JSON record: step, consumed samples, tokenizer, and a fingerprint of every array. Names, shapes and
-fingerprints say nothing about the layout. Orbax writes into a temporary directory and renames it last, so a killed save
+one) and one JSON record: step, consumed samples, tokenizer, dtype, shape and fingerprint of every array, and a hash of
+itself. None of it depends on the layout. Orbax writes into a temporary directory and renames it last, so a killed save
 is no checkpoint; what is damaged later shows by its fingerprints when it is read, and is passed over.
 
 The directory may be any path that etils.epath knows. Local ones are tested; object stores (gs://...) go the ways that
@@ -11,11 +11,11 @@ Orbax and TensorStore have for them, and were never tried.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -23,12 +23,14 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from megajax.checkpoint.agree import gather
 from megajax.checkpoint.arrays import named_arrays
-from megajax.checkpoint.contents import Contents, read_contents, reason, verified
+from megajax.checkpoint.contents import Contents, read_contents, verified
+from megajax.checkpoint.errors import check_reachable, one_line, reason
 from megajax.checkpoint.fingerprint import words
 from megajax.checkpoint.local import LocalCopies
 from megajax.checkpoint.quiet import quiet_orbax
-from megajax.checkpoint.record import RecordHandler, RecordSave
+from megajax.checkpoint.record import RecordHandler, RecordSave, described
 from megajax.checkpoint.retention import Retention
 from megajax.checkpoint.snapshot import Snapshot
 from megajax.config.base import ConfigError
@@ -58,7 +60,9 @@ class Checkpoints:
         path = epath.Path(directory)
         self.directory = path if "://" in str(path) else path.resolve()
         self._writable, self._config = config is not None, config or CheckpointConfig()
-        self._retention, self._snapshot, self._newest = Retention(self._config), Snapshot(), -1
+        self._retention, self._snapshot = Retention(self._config), Snapshot()
+        self._being_saved: int | None = None
+        check_reachable(self.directory)
         if self._writable:
             with self._saving():
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -68,7 +72,7 @@ class Checkpoints:
         self._manager = self._open_manager()
         self._local = LocalCopies(self._config.local, self.directory) if self._config.local else None
         if self._config.keep_best:
-            self._retention.losses |= {step: loss for step in self.steps if (loss := self._loss(step)) is not None}
+            self._retention.losses |= self._losses()
 
     def _open_manager(self) -> ocp.CheckpointManager:
         count = jax.process_count()
@@ -95,15 +99,16 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the finished checkpoints as this process sees them, ascending."""
-        return sorted(found.step for found in ocp.step.standard_name_format().find_all(self.directory))
+        """Steps of the finished checkpoints, ascending; process 0 decides which these are, and all ask together."""
+        unfinished = self._being_saved
+        if unfinished is not None and gather("finished" if self._is_finished(unfinished) else "")[0]:
+            unfinished = None
+        return sorted(int(step) for step in self._manager.all_steps() if step != unfinished)
 
     @property
     def latest(self) -> int | None:
         """Newest step that can be resumed from, local copies included; all processes have the same."""
-        finished = [step for step in self._manager.all_steps() if step != self._newest or self._is_finished(step)]
-        copy = self._local.latest if self._local else None
-        return max(finished if copy is None else [*finished, copy], default=None)
+        return max({*self.steps, *(self._local.steps if self._local else ())}, default=None)
 
     def save(self, step: int, state: Any, record: dict[str, Any], loss: float | None = None) -> float:
         """Start writing; returns once the state is copied, so that the next step may overwrite its buffers.
@@ -122,7 +127,7 @@ class Checkpoints:
         """
         start = time.perf_counter()
         with self._saving():
-            self._manager.wait_until_finished()
+            self._wait()
             if step in self._manager.all_steps():
                 return time.perf_counter() - start
             if loss is not None:
@@ -131,9 +136,10 @@ class Checkpoints:
             arrays = named_arrays(state)
             if self._config.asynchronous:
                 arrays = self._snapshot.take(arrays)
-            items = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), record=RecordSave(record, words(arrays)))
+            about = RecordSave(described(record, arrays), words(arrays))
+            items = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), record=about)
             self._manager.save(step, args=items, force=True)
-            self._newest = step
+            self._being_saved = step
         return time.perf_counter() - start
 
     def save_local(self, step: int, state: Any, record: dict[str, Any]) -> float:
@@ -155,11 +161,16 @@ class Checkpoints:
             ConfigError: a save could not be written.
         """
         with self._saving():
-            self._manager.wait_until_finished()
-            self._manager.check_for_errors()
+            self._wait()
         if self._local:
             with self._saving_local():
                 self._local.wait()
+
+    def finish(self) -> None:
+        """Wait, then remove the local copies: the run has ended, and its last step is on disk."""
+        self.wait()
+        if self._local:
+            self._local.remove()
 
     def restore(self, like: S, shardings: S, step: int | None = None, part: str = "") -> Restored:
         """Read a checkpoint straight into its place on the current mesh; each host reads only what it holds.
@@ -168,7 +179,7 @@ class Checkpoints:
             like: the state's shapes and dtypes (`jax.eval_shape`); floating-point numbers are converted to them.
             shardings: where every array goes, same structure.
             step: which checkpoint; None for the newest good one: those that are damaged are named in a warning and
-                renamed, so that their steps can be saved again, and a newer local copy goes first.
+                renamed, so that their steps can be saved again. Local copies count, and newer ones are removed.
             part: what `like` is of the state ("params", say); the rest is not read.
 
         Raises:
@@ -184,36 +195,41 @@ class Checkpoints:
         self.wait()
         self._manager.reload()
         if step is None:
-            arrays, record = self._newest_good(wanted, prefix, tables)
+            step, (arrays, record) = self._newest_good(wanted, prefix, tables)
         else:
             self._require(step)
             path = self.directory / str(step)
             found = verified(lambda: read_contents(path, wanted, prefix, tables))
             if isinstance(found, str):
                 raise ConfigError(f"{path} is damaged ({found}): choose another checkpoint")
-            if self._local and (self._local.latest or 0) > step:
-                self._local.forget()  # what follows is another future of this step
             arrays, record = found
+        if self._local and not part:
+            self._local.forget(after=step)  # what follows is another future of this step
         # One after the other, so that only one of them exists twice.
         return Restored(annotate(like, lambda name, leaf: arrays.pop(prefix + name).astype(leaf.dtype)), record)
 
-    def _newest_good(self, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str, tables: set[str]) -> Contents:
-        steps = sorted(self._manager.all_steps(), reverse=True)
-        local, copy = self._local, self._local.latest if self._local and not prefix else None
-        if local and copy is not None and copy > max(steps, default=-1):
-            found = verified(lambda: local.read(copy, wanted))
-            if not isinstance(found, str):
-                _tell(logging.INFO, "resuming from the local copies of step %d in %s", copy, self._config.local)
-                return found
-            _tell(logging.WARNING, "the local copies of step %d are of no use: %s", copy, found)
-            local.forget()
-        if not steps:
+    def _newest_good(
+        self, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str, tables: set[str]
+    ) -> tuple[int, Contents]:
+        """The step of the newest good one, local copies included, and what it holds."""
+        local = None if prefix else self._local
+        copies = [(step, False) for step in local.steps] if local else []
+        candidates = [*((step, True) for step in self.steps), *copies]
+        if not candidates:
             self._require(None)
-        for step in steps:
+        for step, is_own in sorted(candidates, reverse=True):
             path = self.directory / str(step)
-            found = verified(lambda: read_contents(path, wanted, prefix, tables))  # noqa: B023 - called at once
+            if is_own or local is None:
+                found = verified(lambda: read_contents(path, wanted, prefix, tables))  # noqa: B023 - called at once
+            else:
+                found = verified(lambda: local.read(step, wanted))  # noqa: B023
             if not isinstance(found, str):
-                return found
+                if not is_own:
+                    _tell(logging.INFO, "resuming from the local copies of step %d in %s", step, self._config.local)
+                return step, found
+            if not is_own:
+                _tell(logging.WARNING, "the local copies of step %d are of no use: %s", step, found)
+                continue
             _tell(logging.WARNING, "%s is damaged (%s): passed over", path, found)
             if self._writable:
                 self._set_aside(step)
@@ -222,14 +238,24 @@ class Checkpoints:
     def record(self, step: int) -> dict[str, Any]:
         """The JSON record of one checkpoint."""
         path = self.directory / str(step)
-        with _one_line(f"reading {path}", "it is damaged: choose another checkpoint"):
-            return RecordHandler().restore(path / "record")
-
-    def _loss(self, step: int) -> float | None:
         try:
-            return self.record(step).get("loss")
-        except ConfigError:
-            return None
+            return RecordHandler().restore(path / "record")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} is damaged ({reason(error)}): choose another checkpoint") from error
+
+    def _losses(self) -> dict[int, float]:
+        """Validation losses by step, as process 0 reads them."""
+        losses = {}
+        for step in self.steps if jax.process_index() == 0 else ():
+            with suppress(ConfigError):
+                losses[step] = self.record(step).get("loss")
+        found = json.loads(gather(json.dumps(losses))[0])
+        return {int(step): loss for step, loss in found.items() if loss is not None}
+
+    def _wait(self) -> None:
+        self._manager.wait_until_finished()
+        self._manager.check_for_errors()
+        self._being_saved = None
 
     def _require(self, step: int | None) -> None:
         if not self.directory.exists():
@@ -258,36 +284,28 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        alone = error is not None and jax.process_count() > 1  # whoever else was saving may never come
         try:
-            self.wait()
-        except ConfigError as second:
+            if not alone:
+                self.wait()
+        except Exception as second:
             if error is None:
                 raise
             log.warning("%s", second)
         finally:
             if self._local:
-                self._local.close()
-            self._manager.close()
+                self._local.close(wait=not alone)
+            if not alone:
+                self._manager.close()
 
     def _saving(self) -> AbstractContextManager[None]:
         remedy = "free space or change output_dir; finished checkpoints are intact, run the same command to resume"
-        return _one_line(f"saving a checkpoint to {self.directory}", remedy)
+        return one_line(f"saving a checkpoint to {self.directory}", remedy)
 
     def _saving_local(self) -> AbstractContextManager[None]:
-        return _one_line(f"saving a local copy to {self._config.local}", "free space there or unset checkpoint.local")
+        return one_line(f"saving a local copy to {self._config.local}", "free space there or unset checkpoint.local")
 
 
 def _tell(level: int, message: str, *args: Any) -> None:
     if jax.process_index() == 0:
         log.log(level, message, *args)
-
-
-@contextmanager
-def _one_line(what: str, remedy: str) -> Iterator[None]:
-    """Turn what Orbax and the file system raise into one line that names the directory."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{what} failed ({reason(error)}): {remedy}") from error

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from megajax.cluster.detect import Launch
 from megajax.cluster.hub import HELLO, LOST, Hub, Lines, Message, keep_alive
-from megajax.config.base import ConfigError
+from megajax.config.base import NotReady
 from megajax.config.cli import describe_failure
 from megajax.config.cluster import ClusterConfig
 
@@ -35,7 +35,7 @@ class Channel:
         """Connect to process 0, where this starts the hub.
 
         Raises:
-            ConfigError: it does not answer within `start_seconds`.
+            NotReady: it does not answer within `start_seconds`.
         """
         self.who = f"process {launch.process} ({socket.gethostname()})"
         self._process, self._config = launch.process, config
@@ -62,7 +62,7 @@ class Channel:
             last: from then on nobody is missed who ends.
 
         Raises:
-            ConfigError: naming those that did not arrive in time.
+            NotReady: naming those that did not arrive in time.
         """
         answers = self._answers[name] = SimpleQueue()
         self._excused = False
@@ -73,7 +73,7 @@ class Channel:
         except Empty:
             answer = {"error": f"{self._first} does not answer at '{name}': look at the log there"}
         if "error" in answer:
-            raise ConfigError(answer["error"])
+            raise NotReady(answer["error"])
         return [
             value for _, value in sorted((process, value) for value, whose in answer["values"] for process in whose)
         ]
@@ -164,7 +164,7 @@ def _connect(host: str, port: int, config: ClusterConfig) -> tuple[Lines, str]:
         except (OSError, ValueError, TypeError, KeyError) as error:
             why = getattr(error, "strerror", None) or "what listens there is no MegaJAX"
         time.sleep(min(0.2, max(left, 0)))
-    raise ConfigError(
+    raise NotReady(
         f"process 0 was not found at {host}:{port} within {config.start_seconds} s ({why}): start it there, "
         "open the port, or correct the coordinator's address"
     )

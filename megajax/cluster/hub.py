@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from megajax.config.base import ConfigError
+from megajax.config.base import NotReady
 
 HELLO = "start"
 """The gathering that everyone's first message arrives at."""
@@ -105,7 +105,7 @@ class Hub(threading.Thread):
         """Listen.
 
         Raises:
-            ConfigError: the port is taken.
+            NotReady: the port is taken.
         """
         super().__init__(name="megajax-hub", daemon=True)
         dual = socket.has_dualstack_ipv6()
@@ -115,7 +115,7 @@ class Hub(threading.Thread):
                 ("", port), family=family, dualstack_ipv6=dual, backlog=min(processes, 4096) + 16
             )
         except OSError as error:
-            raise ConfigError(
+            raise NotReady(
                 f"port {port} of {who} cannot be listened on ({error.strerror}): another run may still be there; "
                 "end it, or give this one another coordinator port"
             ) from error

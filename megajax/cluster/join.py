@@ -21,6 +21,7 @@ import jax
 from megajax.cluster.channel import HELLO, Channel
 from megajax.cluster.detect import Launch
 from megajax.config.base import ConfigError
+from megajax.config.cli import describe_failure
 from megajax.config.cluster import ClusterConfig
 
 _CLOCK_SECONDS = 30
@@ -101,7 +102,11 @@ def join(launch: Launch, config: ClusterConfig, identity: Mapping[str, str]) -> 
     agree(cluster, _facts(launch) | dict(identity), config.start_seconds)
     _compare_clocks(cluster, config)
     if _joined is None:
-        _start_runtime(launch, config)
+        try:
+            _start_runtime(launch, config)
+        except Exception as error:  # the others are about to wait for this process
+            code, text = describe_failure(error)
+            channel.fail(text, code)
         _joined = launch, channel
     return cluster
 
@@ -145,7 +150,6 @@ def _facts(launch: Launch) -> dict[str, str]:
         "jaxlib": version("jaxlib"),
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "MegaJAX's code": code.hexdigest()[:8],
-        "GPUs": str(_gpus_of_host()),
     }
 
 
@@ -176,6 +180,8 @@ def _start_runtime(launch: Launch, config: ClusterConfig) -> None:
 def _own_gpus(launch: Launch) -> list[int] | None:
     """This process's share of the GPUs it sees, where several processes share a host; None = all of them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if (jax.config.jax_platforms or "").startswith("cpu"):  # type: ignore[attr-defined]
+        return None
     gpus = _gpus_of_host() if visible is None else len([name for name in visible.split(",") if name])
     among = launch.local_processes or 1
     if among == 1 or gpus <= 1:  # the launcher has dealt them out

@@ -15,6 +15,8 @@ from typing import Self
 from megajax.cluster.channel import HUNG
 from megajax.cluster.join import Cluster
 
+PATIENCE = 10
+
 
 class Watchdog:
     """Context in which somebody has to call `beat` every so often.
@@ -30,7 +32,7 @@ class Watchdog:
         """Watch for so long a silence (None = do not), in a run called `where`, together with its other processes."""
         self._seconds, self._where = seconds, where
         self._channel = None if cluster is None else cluster.channel
-        self._suspended = 0
+        self._patient = 0
         self._over = threading.Event()
         self.beat("the start")
 
@@ -39,14 +41,14 @@ class Watchdog:
         self._what, self._time = what, time.monotonic()
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Time that does not count: a compilation, a restore."""
-        self._suspended += 1
+    def patient(self) -> Iterator[None]:
+        """What may take `PATIENCE` times as long: a compilation, an evaluation, a save, a restore."""
+        self._patient += 1
         try:
             yield
         finally:
             self.beat(self._what)
-            self._suspended -= 1
+            self._patient -= 1
 
     def __enter__(self) -> Self:
         if self._seconds is not None:
@@ -64,10 +66,11 @@ class Watchdog:
 
     def _watch(self, seconds: float) -> None:
         while not self._over.wait(seconds / 8):
-            # Should native code hold Python's lock, this thread stands still, too, and the timer in C runs out.
-            faulthandler.dump_traceback_later(2 * seconds, exit=True, file=2)
-            if not self._suspended and time.monotonic() - self._time > seconds:
-                self._bark(seconds)
+            limit = seconds * (PATIENCE if self._patient else 1)
+            # Should native code hold Python's lock, this thread stands still, too, and the timer in C runs out: code 1.
+            faulthandler.dump_traceback_later(2 * limit, exit=True, file=2)
+            if time.monotonic() - self._time > limit:
+                self._bark(limit)
         faulthandler.cancel_dump_traceback_later()
 
     def _bark(self, seconds: float) -> None:

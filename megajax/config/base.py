@@ -17,6 +17,10 @@ class ConfigError(ValueError):
     """Bad input, said in one line that names the thing and the remedy; entry points exit with code 2."""
 
 
+class NotReady(ConfigError):  # noqa: N818 - a state of things
+    """Something that may be there a minute later: a process, a port, a lock. A restart can help: exit code 5."""
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def component(cls: type[T]) -> type[T]:
     """Declare a configuration component: immutable, unknown keys and infinities refused, docstrings kept as help."""

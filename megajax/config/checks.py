@@ -43,6 +43,13 @@ def check_training(config: Config) -> None:
         raise ConfigError("how long to train is not set: give train.steps=N or train.samples=N")
     if not (data.path or data.train_path or data.text):
         raise ConfigError("no training data: give data.text=corpus.jsonl, or data.path=PREFIX of a tokenized corpus")
+    checkpoint = config.checkpoint
+    if (checkpoint.local is None) != (checkpoint.local_every is None):
+        raise ConfigError("checkpoint.local and checkpoint.local_every belong together: set both, or neither")
+    if checkpoint.keep_best and (config.evaluation.every is None or config.evaluation.steps == 0):
+        raise ConfigError("checkpoint.keep_best goes by the validation loss: set evaluation.every and evaluation.steps")
+    if config.health.spike_factor is not None and config.health.spike_factor <= 1:
+        raise ConfigError(f"health.spike_factor is {config.health.spike_factor}: a spike is above 1 x the mean")
     sizeless = config.tokenizer.type == "null" and config.tokenizer.vocab_size is None
     if sizeless and (data.text or config.model.vocab_size is None):
         raise ConfigError("tokenizer.type null needs tokenizer.vocab_size: set it, or choose another tokenizer.type")

@@ -6,17 +6,23 @@ Nothing here reads `sys.argv` before an entry point is called, so importing Mega
 from __future__ import annotations
 
 import argparse
+import errno
 import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import NoReturn, Protocol
 
-from megajax.config.base import ConfigError
+from megajax.config.base import ConfigError, NotReady
 from megajax.config.checks import check_config
 from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, nearest, type_name
 from megajax.config.load import Loaded, derived_values, flat_values, load_config, yaml_text
 
+MENDABLE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR,
+    errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG,
+}  # fmt: skip
+"""What of the system's errors the user can mend; others (a disk or network that fails) may be gone after a restart."""
 EPILOG = "Keys that may stand in the file and on the command line (YAML values):"
 
 
@@ -32,7 +38,7 @@ def entry_point(run: Callable[[list[str]], int | None]) -> Command:
     """Make `run(argv)` a command: its exit code, one line instead of a traceback for bad input.
 
     Use as `sys.exit(main())`, or call `main(["config.yaml", "train.steps=3"])` from Python. Without arguments it takes
-    those of the process. Exit codes: 2 bad input, 3 diverged, 130 interrupted, otherwise what `run` returns (None = 0).
+    those of the process. Exit codes: those of `describe_failure`, otherwise what `run` returns (None = 0).
     """
 
     @wraps(run)
@@ -41,6 +47,8 @@ def entry_point(run: Callable[[list[str]], int | None]) -> Command:
             return run(sys.argv[1:] if argv is None else list(argv)) or 0
         except (ConfigError, OSError, FloatingPointError, KeyboardInterrupt) as error:
             code, text = describe_failure(error)
+            if code == 1:
+                raise
             print(f"megajax: {text}", file=sys.stderr)
             return code
 
@@ -48,11 +56,16 @@ def entry_point(run: Callable[[list[str]], int | None]) -> Command:
 
 
 def describe_failure(error: BaseException) -> tuple[int, str]:
-    """Exit code of an exception, and its one line. Code 1 = a bug, whose traceback is worth printing."""
+    """Exit code of an exception, and its one line.
+
+    2 bad input, 3 diverged, 5 not ready yet, 130 interrupted, 1 anything else, whose traceback is worth printing.
+    """
     match error:
+        case NotReady():
+            return 5, " ".join(["error:", *str(error).split()])
         case ConfigError():
             return 2, " ".join(["error:", *str(error).split()])
-        case OSError():
+        case OSError() if error.errno in MENDABLE:
             where = f"{error.filename}: " if error.filename else ""
             return 2, f"error: {where}{error.strerror or error}: make room or check the path"
         case FloatingPointError():

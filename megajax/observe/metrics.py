@@ -74,12 +74,13 @@ class JsonlWriter:
             path.unlink(missing_ok=True)  # of a start that never reached a checkpoint
         elif path.exists():
             _truncate_after(path, resumed_step)
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("ab")
 
     def write(self, step: int, samples: int, scalars: Scalars, timing: Scalars) -> None:
         """Append a line."""
         record = {"step": step, "samples": samples} | _finite(scalars) | {"timing": _finite(timing)}
         self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        self._file.flush()
 
     def close(self) -> None:
         """Close the file."""

@@ -22,7 +22,7 @@ Megatron-LM's names: `lm loss`, `learning-rate`, `grad-norm`, `loss-scale`, `ski
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -85,7 +85,8 @@ class Reporter:
             if error is None:
                 self.flush()
             if self._reports:
-                self._ledger.save()
+                with suppress(OSError):  # a full disk, say, is not what the run is to be remembered for
+                    self._ledger.save()
                 if error is None:
                     print(self.pace.describe(), describe_goodput(self._ledger.starts), sep="\n", flush=True)
 

@@ -109,9 +109,8 @@ def _reason(done: StepMetrics) -> str:
 
 
 def _remedy(config: Config, last_checkpoint: int | None) -> str:
-    saved = (
-        "none was saved" if last_checkpoint is None else f"step {last_checkpoint} in {config.output_dir}/checkpoints"
-    )
+    where = config.checkpoint.directory or f"{config.output_dir}/checkpoints"
+    saved = "none was saved" if last_checkpoint is None else f"step {last_checkpoint} in {where}"
     return (
         f"last good checkpoint: {saved}; lower optim.lr, lengthen the warm-up, look at the data of that step, or set "
         "health.policy=skip or rollback"

@@ -28,12 +28,17 @@ class Pulse:
         self._held: jax.Array | None = None
 
     def beat(self, row: Sequence[float], wait: bool = False) -> np.ndarray | None:
-        """Send this process's row; the table of the beat before (None at first), or, if we `wait`, of this one."""
+        """Send this process's row.
+
+        Returns:
+            Tables [beats, processes, columns]: of the beat before, if nobody has waited for it, and, if we `wait`, of
+            this one; None if that is none.
+        """
         mine = np.array([row], np.float32)
         if jax.process_count() == 1:
-            return mine
+            return mine[None]
         rows = jax.make_array_from_process_local_data(self._rows, mine, (jax.process_count(), len(row)))
         before, now = self._held, in_turn(self._gather(rows))
         self._held = None if wait else now
-        ready = now if wait else before
-        return None if ready is None else np.asarray(ready)
+        ready = [beat for beat in (before, now if wait else None) if beat is not None]
+        return np.stack([np.asarray(beat) for beat in ready]) if ready else None

@@ -14,11 +14,12 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from megajax.config.base import ConfigError
+from megajax.config.base import ConfigError, NotReady
+from megajax.config.cluster import ClusterConfig
 from megajax.config.config import Config
 from megajax.config.load import dump_config, flat_values, load_config
 from megajax.config.train import CheckpointConfig
@@ -55,7 +56,7 @@ class RunDirectory:
         Of several processes the `first` does it for all.
 
         Raises:
-            ConfigError: another process is training into it.
+            NotReady: another process is training into it.
         """
         if not first:
             yield
@@ -64,7 +65,7 @@ class RunDirectory:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ConfigError(
+                raise NotReady(
                     f"another process is training into {self.path}: wait for it, or choose another output_dir"
                 ) from None
             yield
@@ -86,7 +87,7 @@ class RunDirectory:
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             temporary = run.config_file.with_suffix(".tmp")
-            temporary.write_text(dump_config(config), encoding="utf-8")
+            temporary.write_text(dump_config(replace(config, cluster=ClusterConfig())), encoding="utf-8")
             temporary.replace(run.config_file)
         except OSError as error:
             raise ConfigError(f"output_dir {run.path} cannot be written ({error.strerror}): choose another") from error

@@ -124,10 +124,13 @@ class Terminate(Kill):
 class Fill(Event):
     """No room for checkpoints any more, until the job has ended."""
 
+    rank: int | None
+    """The process that has none; unset = all."""
+
     kind = "disk full"
 
     def strike(self, job: Job, disk: Disk) -> AbstractContextManager[None]:
-        return disk.full(job)
+        return disk.full(job, self.rank)
 
     def problem(self, job: Job, code: int, saved: int | None) -> str:
         if code != 2 or "Traceback" in job.text:
@@ -138,7 +141,7 @@ class Fill(Event):
         return ""
 
     def __str__(self) -> str:
-        return self.kind
+        return self.kind + ("" if self.rank is None else f" for process {self.rank}")
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ def draw(kind: str, rng: random.Random, layout: Layout, steps: int, start_second
     rank = rng.randrange(layout.processes)
     target = "launcher" if layout.processes > 1 and rng.random() < 1 / 3 else str(rank)
     if kind == "disk full":
-        return Fill(moment)
+        return Fill(moment, rng.choice([None, rank]))
     if kind == "raise":
         return Raise(moment, rank)
     return Terminate(moment, target) if kind == "SIGTERM" else Kill(moment, target)

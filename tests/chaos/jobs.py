@@ -34,7 +34,6 @@ class Layout:
 
 ONE = Layout(1, 2, ("parallel.fsdp=2", "parallel.tensor=1", "parallel.simulate_devices=2"))
 TWO = Layout(2, 2, ("parallel.fsdp=2", "parallel.tensor=2"))
-TWO_SMALL = Layout(2, 1, ("parallel.fsdp=2", "parallel.tensor=1"))
 
 
 class HangError(Exception):
@@ -183,12 +182,12 @@ class Disk:
             subprocess.run(["umount", "--lazy", str(self.path)], check=True)
 
     @contextmanager
-    def full(self, job: Job) -> Iterator[None]:
-        """Context in which there is no room for more; where the disk is not our own, in the files of this job."""
-        if not self.real:
-            for name in job.pids.keys() - {"launcher"}:
+    def full(self, job: Job, rank: int | None) -> Iterator[None]:
+        """Context in which there is no room for more. For one process, or where the disk is not our own: in no file."""
+        if rank is not None or not self.real:
+            for name in job.pids.keys() - {"launcher"} if rank is None else [str(rank)]:
                 with suppress(ProcessLookupError):
-                    resource.prlimit(job.pids[name], resource.RLIMIT_FSIZE, (512, resource.RLIM_INFINITY))
+                    resource.prlimit(job.pids[name], resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
             yield
             return
         over, ballast = threading.Event(), self.path / "ballast"

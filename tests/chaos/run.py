@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -36,7 +37,7 @@ class Outcome:
         code = "" if self.code is None else f"exit {self.code}"
         gone = "" if self.seconds is None else f"gone in {self.seconds:.1f} s"
         then = "" if self.resumed is None else f"resumed at {self.resumed}"
-        words = [f"{self.what or self.kind:50}", f"{self.when:20}", f"{code:9}", f"{gone:14}", f"{then:15}"]
+        words = [f"{self.what or self.kind:64}", f"{self.when:20}", f"{code:9}", f"{gone:14}", f"{then:15}"]
         return " ".join([*words, *self.problems]).rstrip()
 
 
@@ -109,6 +110,7 @@ class Run:
                 found = arrays(self._saves.parent, self.steps[-1])
                 result = Result({name: value.tobytes() for name, value in found.items()}, records(self._output))
                 outcome.problems += self._differences(result, expected or result)
+                shutil.rmtree(self._saves.parent)  # to leave the others their room
         return result
 
     def _differences(self, found: Result, expected: Result) -> list[str]:

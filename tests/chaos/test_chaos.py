@@ -7,10 +7,11 @@ from pathlib import Path
 
 from tests.chaos.chaos import write_corpus
 from tests.chaos.events import Fill, Kill, Moment, Raise, Terminate
-from tests.chaos.jobs import TWO_SMALL, Disk
+from tests.chaos.jobs import Disk, Layout
 from tests.chaos.run import Run
 
 WORDS = ["train.steps=30", "checkpoint.every=3", "checkpoint.keep_last=3", "evaluation.every=5"]
+SMALL = Layout(2, 1, ("parallel.fsdp=2", "parallel.tensor=1"))
 
 
 def test_a_run_that_is_struck_comes_out_as_if_it_were_not(tmp_path: Path) -> None:
@@ -18,14 +19,14 @@ def test_a_run_that_is_struck_comes_out_as_if_it_were_not(tmp_path: Path) -> Non
     write_corpus(tmp_path)
     disk = Disk(tmp_path / "disk")
     try:
-        undisturbed = Run("undisturbed", TWO_SMALL, tmp_path, disk, WORDS)
+        undisturbed = Run("undisturbed", SMALL, tmp_path, disk, WORDS)
         expected = undisturbed.finish()
-        run = Run("struck", TWO_SMALL, tmp_path, disk, WORDS)
+        run = Run("struck", SMALL, tmp_path, disk, WORDS)
         run.strike(Kill(Moment("write", 9, 0.02), "1"))
         run.damage(random.Random(0))
         run.strike(Raise(Moment("evaluation", 1, 0), 1))
         run.strike(Terminate(Moment("step", 3, 0.01), "launcher"))
-        run.strike(Fill(Moment("step", 1, 0.01)))
+        run.strike(Fill(Moment("step", 1, 0.01), None))
         run.finish(expected)
     finally:
         disk.close()

@@ -67,9 +67,45 @@ def test_a_damaged_one_is_passed_over(run: Path, caplog: pytest.LogCaptureFixtur
     file = next(run.glob("fast/*/process-0/4/w.0"))
     file.write_bytes(b"\0" + file.read_bytes()[1:-1] + b"\1")
     with open_run(run) as checkpoints:
-        assert restored_step(checkpoints) == checkpoints.latest == 1
+        assert restored_step(checkpoints) == checkpoints.latest == 3
         assert "the local copies of step 4 are of no use: the contents of w are not what was saved" in caplog.text
-        checkpoints.save_local(2, state_of(2), {"step": 2})
+        checkpoints.save_local(4, state_of(4), {"step": 4})
+    with open_run(run) as checkpoints:
+        assert restored_step(checkpoints) == 4
+
+
+def test_a_copy_says_what_it_is_of(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its record is sealed like that of a checkpoint."""
+    manifest = next(run.glob("fast/*/process-0/4/manifest.json"))
+    manifest.write_text(manifest.read_text().replace('"step": 4', '"step": 5'))
+    with open_run(run) as checkpoints:
+        assert restored_step(checkpoints) == 3
+        assert "the local copies of step 4 are of no use: the record is not what was saved" in caplog.text
+
+
+def test_a_copy_may_stand_between_a_damaged_checkpoint_and_an_older_one(tmp_path: Path) -> None:
+    """Copy 3 is newer than checkpoint 1 and the best there is, since 4 is damaged; then 3 and 1 are tried the same."""
+    with open_run(tmp_path, keep_last=2) as checkpoints:
+        checkpoints.save(1, state_of(1), {"step": 1})
+        checkpoints.save_local(3, state_of(3), {"step": 3})
+        checkpoints.save(4, state_of(4), {"step": 4})
+    (tmp_path / "run/4/record/metadata").unlink()
+    with open_run(tmp_path, keep_last=2) as checkpoints:
+        assert restored_step(checkpoints) == checkpoints.latest == 3
+        next(tmp_path.glob("fast/*/process-0/3/w.0")).unlink()
+        assert restored_step(checkpoints) == checkpoints.latest == 1
+        checkpoints.save_local(3, state_of(3), {"step": 3})
+        checkpoints.wait()
+        assert checkpoints.latest == 3
+
+
+def test_a_run_that_has_ended_leaves_no_copies(run: Path) -> None:
+    with open_run(run) as checkpoints:
+        checkpoints.finish()
+        assert checkpoints.latest == 1
+        assert not list((run / "fast").iterdir())
+        assert {path.name for path in (run / "run").iterdir()} == {"1"}
+        checkpoints.save_local(2, state_of(2), {"step": 2})  # it goes on after all
     with open_run(run) as checkpoints:
         assert restored_step(checkpoints) == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -15,7 +16,11 @@ import numpy as np
 import pytest
 from etils import epath
 from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from megajax.checkpoint.contents import read_contents, verified
+from megajax.checkpoint.errors import one_line
 from megajax.checkpoint.fingerprint import fingerprint
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import CheckpointConfig, ConfigError, ParallelConfig
@@ -92,7 +97,8 @@ def test_any_mesh_to_any_mesh(saved: tuple[Path, dict[str, np.ndarray]], layout:
     _, abstract, places = build_init(config, rules)
     with Checkpoints(directory, None) as checkpoints:
         restored = checkpoints.restore(abstract, places)
-    fingerprints = restored.record.pop("fingerprint")
+    fingerprints, kinds = restored.record.pop("fingerprint"), restored.record.pop("arrays")
+    assert kinds["step"] == ["int32"] and kinds.keys() == fingerprints.keys()
     assert restored.record == {"version": 2, "step": 1, "consumed_samples": 8}
     assert fingerprints == fingerprint(restored.state)
     for leaf, place in zip(jax.tree.leaves(restored.state), jax.tree.leaves(places), strict=True):
@@ -188,11 +194,51 @@ except ConfigError as error:
         assert moved.steps == [1]
 
 
+@pytest.mark.parametrize(
+    ("error", "is_mendable"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EIO, "Input/output error"), False),
+        (OSError(errno.ESTALE, "Stale file handle"), False),
+        (ValueError('UNKNOWN: Error writing "w/0" [OS error 27: EFBIG File too large]'), True),
+        (ValueError("UNAVAILABLE: HTTP response code: 503"), False),
+        (TypeError("Object of type int32 is not JSON serializable"), False),
+    ],
+    ids=str,
+)
+def test_only_what_a_user_can_mend_is_bad_input(error: Exception, is_mendable: bool) -> None:
+    """The rest keeps its type: a bug shows as one, and a supervisor may start a run again after a bad minute."""
+    with pytest.raises(ConfigError if is_mendable else type(error)) as raised, one_line("saving", "free space"):
+        raise error
+    assert is_mendable == (str(raised.value) == f"saving failed ({error}): free space")
+
+
+def test_a_record_that_is_no_json_is_a_bug(tmp_path: Path) -> None:
+    """And not for the user to mend."""
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
+        checkpoints.save(1, small_state(1), {"step": jnp.int32(1)})
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            checkpoints.wait()
+
+
+@pytest.mark.parametrize("config", [None, CheckpointConfig()], ids=["read", "write"])
+def test_an_object_store_needs_its_package(config: CheckpointConfig | None) -> None:
+    with pytest.raises(ConfigError, match=r"gs://bucket/run: .*gcsfs"):
+        Checkpoints("gs://bucket/run", config)
+
+
 def flip(path: Path) -> None:
     """One bit of the last byte."""
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Replace text in a file."""
+    content = path.read_text()
+    assert old in content
+    path.write_text(content.replace(old, new))
 
 
 DAMAGE = {
@@ -202,6 +248,14 @@ DAMAGE = {
     ".zarray: Expecting value": lambda path: (path / "state/weight/.zarray").write_text(""),
     "record: Unterminated string": lambda path: os.truncate(path / "record/metadata", 30),
     "record/metadata": lambda path: shutil.rmtree(path / "record"),
+    "the record is not what was saved": lambda path: edit(path / "record/metadata", '"step": 20', '"step": 21'),
+    "record: the record": lambda path: edit(path / "record/metadata", "weight", "wdight"),
+    "/record: the": lambda path: edit(path / "record/metadata", '"version": 2', '"version": 3'),
+    "weight/.zarray is not what": lambda path: edit(path / "state/weight/.zarray", "[4]", "[5]"),
+    "count/.zarray is not what": lambda path: edit(path / "state/count/.zarray", "<i4", "<u4"),
+    "zero": lambda path: edit(path / "state/weight/.zarray", '"chunks":[4]', '"chunks":[0]'),
+    "not iterable": lambda path: edit(path / "state/weight/.zarray", '"chunks":[4]', '"chunks": 4 '),
+    "codec can't decode": lambda path: (path / "record/metadata").write_bytes(b"{\xff}"),
 }
 
 
@@ -224,6 +278,35 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogC
         checkpoints.save(20, small_state(20), {"step": 20})
     with Checkpoints(tmp_path, None) as checkpoints:
         assert restored_step(checkpoints) == 20
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small checkpoint."""
+    directory = tmp_path_factory.mktemp("small")
+    save_steps(directory, [20])
+    return directory / "20"
+
+
+@settings(max_examples=60)
+@given(name=st.sampled_from(["record/metadata", "state/weight/.zarray", "state/count/.zarray"]), bit=st.integers(0))
+def test_no_flipped_bit_is_taken_for_another_model(small: Path, name: str, bit: int) -> None:
+    """What says what the arrays are may be damaged as well: that is found, or makes no difference."""
+    whole = (small / name).read_bytes()
+    content, state = bytearray(whole), small_state(20)
+    content[bit // 8 % len(whole)] ^= 1 << bit % 8
+    wanted = {
+        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding) for name, array in state.items()
+    }
+    try:
+        (small / name).write_bytes(content)
+        found = verified(lambda: read_contents(epath.Path(small), wanted, "", set()))
+    finally:
+        (small / name).write_bytes(whole)
+    if not isinstance(found, str):
+        arrays, record = found
+        assert record["step"] == 20
+        np.testing.assert_array_equal(arrays["weight"], state["weight"])
 
 
 def test_damage_everywhere_is_an_error(tmp_path: Path) -> None:

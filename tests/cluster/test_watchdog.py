@@ -38,7 +38,7 @@ def test_beats_and_suspension_keep_it_quiet():
         for step in range(4):
             time.sleep(0.2)
             dog.beat(f"step {step}")
-        with dog.suspended():
+        with dog.patient():
             time.sleep(0.7)
         time.sleep(0.2)
     with Watchdog(None, "test"):

@@ -1,0 +1,58 @@
+"""Which errors of a file system a user can mend; others are raised as they are: a restart may be all it takes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from etils import epath
+
+from megajax.config.base import ConfigError
+
+MENDABLE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS,
+    errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY,
+}  # fmt: skip
+
+
+@contextmanager
+def one_line(what: str, remedy: str) -> Iterator[None]:
+    """Turn what is for the user to mend into one line that names what failed.
+
+    Raises:
+        ConfigError: no space, no permission, no such directory.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if not _is_mendable(error):
+            raise
+        raise ConfigError(f"{what} failed ({reason(error)}): {remedy}") from error
+
+
+def check_reachable(directory: epath.Path) -> None:
+    """Object stores need packages of their own.
+
+    Raises:
+        ConfigError: one of them is not installed.
+    """
+    try:
+        directory.exists()
+    except ImportError as error:
+        raise ConfigError(f"{directory}: {reason(error)}, or choose a local directory") from error
+
+
+def reason(error: Exception) -> str:
+    """An error in one line."""
+    return " ".join(str(error).split())[-200:] or type(error).__name__  # what went wrong stands last
+
+
+def _is_mendable(error: Exception) -> bool:
+    """By its number, or by the text of one: TensorStore and Orbax pass on no more than that."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in MENDABLE
+    return any(os.strerror(number) in str(error) for number in MENDABLE)
