@@ -204,6 +204,7 @@ class Trainer:
         if self.step < self.steps:
             self.say(f"{self.request}: step {self.step} of {self.steps} is saved; the same command resumes")
         else:
+            self.checkpoints.finish()
             print_sample(self.config, self.state.params, self.tokenizer)
             self.say(f"finished {self.steps} steps: config, checkpoints and metrics are in {self.run.path}")
         return Result(self.run.path, self.step, self.validation)

@@ -35,13 +35,14 @@ def one_line(what: str, remedy: str) -> Iterator[None]:
 
 
 def check_reachable(directory: epath.Path) -> None:
-    """Object stores need packages of their own.
+    """Look for the directory, be it there or not.
 
     Raises:
-        ConfigError: one of them is not installed.
+        ConfigError: it is an object store's, whose package is not installed, or may not be looked at.
     """
     try:
-        directory.exists()
+        with one_line(f"opening {directory}", "choose another directory"):
+            directory.exists()
     except ImportError as error:
         raise ConfigError(f"{directory}: {reason(error)}, or choose a local directory") from error
 

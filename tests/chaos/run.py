@@ -109,21 +109,9 @@ class Run:
             else:
                 found = arrays(self._saves.parent, self.steps[-1])
                 result = Result({name: value.tobytes() for name, value in found.items()}, records(self._output))
-                outcome.problems += self._differences(result, expected or result)
+                outcome.problems += _differences(result, expected or result)
                 shutil.rmtree(self._saves.parent)  # to leave the others their room
         return result
-
-    def _differences(self, found: Result, expected: Result) -> list[str]:
-        names = found.arrays.keys() | expected.arrays.keys()
-        problems = [f"{name} differs" for name in names if found.arrays.get(name) != expected.arrays.get(name)]
-        # A request to stop goes before an evaluation that is due at the same step.
-        stopped = {outcome.resumed for outcome in self.outcomes if outcome.kind == "SIGTERM"}
-        less = [line for line in expected.records if line not in found.records]
-        more = [line for line in found.records if line not in expected.records]
-        less = [line for line in less if not ("lm loss validation" in line and line["step"] in stopped)]
-        if less or more or len(found.records) > len(expected.records):
-            problems.append(f"metrics.jsonl differs: lacks {less[:2]}, has {more[:2]}")
-        return problems
 
     @contextmanager
     def _job(self, outcome: Outcome, event: Event | None = None) -> Iterator[Job]:
@@ -156,6 +144,16 @@ class Run:
         if job.resumed < max(allowed) and "is damaged (" not in job.text:
             return ["passed a checkpoint over without a warning"]
         return []
+
+
+def _differences(found: Result, expected: Result) -> list[str]:
+    names = found.arrays.keys() | expected.arrays.keys()
+    problems = [f"{name} differs" for name in names if found.arrays.get(name) != expected.arrays.get(name)]
+    if found.records != expected.records:
+        less = [line for line in expected.records if line not in found.records]
+        more = [line for line in found.records if line not in expected.records]
+        problems.append(f"metrics.jsonl differs: lacks {less[:2]}, has {more[:2]}")
+    return problems
 
 
 def _finished(job: Job) -> bool:
