@@ -106,7 +106,7 @@ def test_two_processes_go_back_from_a_bad_step(corpus: Path, tmp_path: Path) -> 
     spoil = at_step(15, 1, "batch['loss_mask'][0, 0] = float('nan')")
     words = ["parallel.data=2", "parallel.fsdp=1", "parallel.tensor=1", "train.micro_batch_size=4"]
     copies = ["health.policy=rollback", f"checkpoint.local={tmp_path / 'local'}", "checkpoint.local_every=3"]
-    code, out, err = finish(start_job(corpus, tmp_path / "run", *words, *copies, processes=2, devices=1, before=spoil))
+    code, _, err = finish(start_job(corpus, tmp_path / "run", *words, *copies, processes=2, devices=1, before=spoil))
     assert code == 0, err
     assert "the loss is nan at step 15" in err
     assert "back to the weights of step 12, going on behind step 15" in err
