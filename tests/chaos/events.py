@@ -9,7 +9,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -185,7 +185,7 @@ def draw(kind: str, rng: random.Random, layout: Layout, steps: int, start_second
     if kind == "disk full":
         return Fill(moment, rng.choice([None, rank]))
     if kind == "raise":
-        return Raise(moment, rank)
+        return Raise(replace(moment, delay=0.0), rank)
     return Terminate(moment, target) if kind == "SIGTERM" else Kill(moment, target)
 
 
