@@ -2,13 +2,14 @@
 
 Shapes come from `jax.eval_shape` and shards from the rule table on an abstract mesh, both as in training, so that a
 laptop can tell what each of 3,072 GPUs would hold. `--schedule` draws the pipeline's timeline instead, and `--svg FILE`
-writes that as a picture too. Activations and collectives are another matter.
+writes that as a picture too. `--explain NAME` tells of one parameter why it lies as it does and what that sends.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -20,17 +21,18 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from rich.console import Console
 from rich.table import Table
 
-from megajax.config import Config, ConfigError, check_batch, resolve_mesh
+from megajax.config import Config, ConfigError, check_batch, check_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
-from megajax.config.parallel import AXES, fit_vocabulary
-from megajax.data.files import atomic_write
-from megajax.data.tokenizers import build_tokenizer
+from megajax.config.parallel import AXES
+from megajax.data.files import write_text
 from megajax.models.parameters import logical_axes, named_leaves
 from megajax.models.sizes import parameter_count
 from megajax.parallel.pipeline.drawing import draw_svg, draw_text
 from megajax.parallel.pipeline.schedule import Schedule, interleaved
 from megajax.parallel.rules import Rule, Rules
+from megajax.planning.explain import causes
 from megajax.planning.layouts import microbatches
+from megajax.planning.plan import with_vocabulary
 from megajax.training.state import TrainState, init_state, optimizer_for
 
 
@@ -66,6 +68,7 @@ def main(argv: list[str]) -> None:
         parser.add_argument(
             "--devices", type=int, metavar="N", help="devices of the mesh (default: as few as it takes)"
         )
+        parser.add_argument("--explain", metavar="NAME", help="one parameter: its rules and the collectives it causes")
         parser.add_argument("--schedule", action="store_true", help="draw what the pipeline's stages do, and when")
         parser.add_argument("--svg", type=Path, metavar="FILE", help="with --schedule: write the drawing here as well")
 
@@ -74,10 +77,12 @@ def main(argv: list[str]) -> None:
     if options.schedule:
         schedule = schedule_of(loaded.config, options.devices)
         if options.svg:
-            _write(options.svg, draw_svg(schedule))
+            write_text(options.svg, draw_svg(schedule))
         print(draw_text(schedule, shutil.get_terminal_size((200, 0)).columns), end="")
     elif options.svg:
         raise ConfigError("--svg draws the pipeline's schedule: give --schedule as well")
+    elif options.explain:
+        print_explanation(loaded.config, sharding_of(loaded.config, options.devices), options.explain)
     else:
         print_sharding(sharding_of(loaded.config, options.devices))
 
@@ -91,7 +96,7 @@ def sharding_of(config: Config, devices: int | None = None) -> Sharding:
     parallel, sizes = config.parallel, _mesh_sizes(config, devices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
     rules = Rules(mesh, parallel.sequence_parallel, parallel.zero)
-    config = _with_vocabulary(config)
+    config = with_vocabulary(config)
     state = jax.eval_shape(lambda: init_state(jax.random.key(0), config, optimizer_for(config)))
     shardings: TrainState = rules.shardings(state)
     pairs = zip(named_leaves(state.params), jax.tree.leaves(shardings.params), strict=True)
@@ -135,39 +140,49 @@ def _mesh_sizes(config: Config, devices: int | None) -> dict[str, int]:
     return resolve_mesh(parallel, devices)
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        with atomic_write(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
-
-
 def _shard_bytes(leaf: Any, sharding: NamedSharding) -> int:
     return math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
-def _with_vocabulary(config: Config) -> Config:
-    """Give the model its tokenizer's vocabulary, be the tokenizer yet to be trained, padded as in training."""
-    model, tokenizer, parallel = config.model, config.tokenizer, config.parallel
-    size = model.vocab_size
-    if size is None and tokenizer.type == "sentencepiece" and tokenizer.model is None:
-        size = tokenizer.vocab_size
-    elif size is None:
-        try:
-            size = build_tokenizer(tokenizer).vocab_size
-        except ConfigError as error:
-            raise ConfigError(f"model.vocab_size is not known: set it, or give a tokenizer ({error})") from error
-    return replace(config, model=fit_vocabulary(replace(model, vocab_size=size), parallel))
-
-
 def print_sharding(sharding: Sharding) -> None:
     """Print the parameters, the rules they matched and the sums; where the output is no terminal no line is broken."""
-    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
+    console = _console()
     mesh = " x ".join(f"{axis} {size}" for axis, size in sharding.mesh.items())
     console.print(f"{sharding.model_size:,} parameters on {math.prod(sharding.mesh.values()):,} device(s): {mesh}")
     for table in (_parameters(sharding), _rules(sharding), _sums(sharding)):
         console.print("", table, sep="\n")
+
+
+def print_explanation(config: Config, sharding: Sharding, name: str) -> None:
+    """Print one parameter: the rule of every dimension, what a device holds, and the collectives that it causes.
+
+    Raises:
+        ConfigError: the model has no such parameter; lists those it has.
+    """
+    found = {p.name: p for p in sharding.parameters}
+    parameter = found.get(re.sub(r"^layers\.", "blocks.", name))
+    if parameter is None:
+        raise ConfigError(f"--explain {name}: no such parameter; choose one of {', '.join(found)}")
+    mesh, rules = sharding.mesh, _table("dimension", "logical axis", "at rest", "in compute", "why")
+    for size, rule in zip(parameter.shape, parameter.rules, strict=True):
+        at_rest, in_compute = (" ".join(f"{axis} {mesh[axis]}" for axis in axes) or "-" for axes in rule[1:3])
+        rules.add_row(f"{size:,}", rule.logical, at_rest, in_compute, rule.why)
+    sent = _table("collectives of a step", "what", "over", "count", "MiB each", "MiB")
+    config = with_vocabulary(replace(config, parallel=replace(config.parallel, data=mesh["data"])))
+    check_config(config)
+    for cause in causes(config, mesh, parameter.name, parameter.shape, parameter.rules):
+        each = cause.bytes / 2**20
+        numbers = f"{cause.count:,}", f"{each:,.3f}", f"{cause.count * each:,.3f}"
+        sent.add_row(cause.op, cause.what, f"{cause.axis} {mesh[cause.axis]}", *numbers)
+    console = _console()
+    console.print(f"{parameter.name}: {math.prod(parameter.shape):,} numbers", rules, sep="\n\n")
+    shard = " x ".join(map(str, parameter.shard))
+    console.print(f"\na device holds {shard} of it: {parameter.shard_bytes:,} bytes in fp32, without optimizer state\n")
+    console.print(sent if sent.rows else "it causes no collectives: nothing shares it, or its gradient")
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
 
 
 def _parameters(sharding: Sharding) -> Table:

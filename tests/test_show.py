@@ -136,9 +136,27 @@ def test_schedule_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert max(len(first), len(last)) <= 60
 
 
+def test_explanation_of_a_parameter(capsys: pytest.CaptureFixture[str]):
+    """2 of 4 layers of a [128, 4 x 3 x 32] matrix; M = 2 microbatches on 2 stages make 3 ticks, each with 2 layers."""
+    layout = "quickstart.yaml parallel.pipe=2 parallel.tensor=2 parallel.fsdp=2 train.micro_batch_size=4".split()
+    assert main([*layout, "--explain", "layers.attention.qkv"]) == 0
+    lines = [[cell.strip() for cell in line.split("  ") if cell] for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["blocks.attention.qkv: 196,608 numbers"]
+    assert ["128", "embed", "fsdp 2", "-", "ZeRO-3 (1910.02054): split at rest, gathered when the layer runs"] in lines
+    assert ["a device holds 2 x 64 x 2 x 3 x 32 of it: 98,304 bytes in fp32, without optimizer state"] in lines
+    assert ["all-gather", "weight, forward and backward", "fsdp 2", "12", "0.094", "1.125"] in lines
+    assert ["reduce-scatter", "gradient of the input", "tensor 2", "6", "0.250", "1.500"] in lines
+
+
+def test_explanation_of_a_parameter_that_nothing_shares(capsys: pytest.CaptureFixture[str]):
+    assert main("quickstart.yaml --explain word_embedding".split()) == 0
+    assert "it causes no collectives" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("quickstart.yaml --explain layers.attention.kqv", "no such parameter; choose one of blocks.attention.out, "),
         ("nowhere.yaml", "nowhere.yaml not found"),
         ("quickstart.yaml --devices 0", "--devices is 0: expected 1 or more"),
         ("quickstart.yaml --devices many", "--devices: invalid int value: 'many'"),

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
+from megajax.config.base import ConfigError
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
@@ -23,3 +25,16 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file that a user asked for.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        with atomic_write(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -1,1 +1,5 @@
-"""What a model costs on which hardware, worked out without running it."""
+"""What a model costs on which hardware, worked out without running it: `plan(config, gpu="h100", gpus=128)`."""
+
+from megajax.planning.plan import Plan, plan
+
+__all__ = ["Plan", "plan"]

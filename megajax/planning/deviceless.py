@@ -15,6 +15,7 @@ autotuned, so the memory analysis lacks the scratch of tuned kernels; as always,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import jax
 from jax.experimental import topologies
@@ -52,6 +53,11 @@ TARGETS = {
     "GB200": Target("NVIDIA GB200", 10, 152, 128, 2.062, 7_928_064_000_000, 197_897_748_480, 135_528_448, 233_472),
 }
 """By the names of `planning.hardware.GPUS`."""
+
+
+def has_compiler() -> bool:
+    """Whether JAX's CUDA plugin, which compiles for GPUs, is installed."""
+    return any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
 
 
 def gpu_topology(name: str, devices: int, gpus_per_host: int = 8) -> list[jax.Device]:

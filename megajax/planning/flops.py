@@ -1,4 +1,5 @@
-"""Model FLOPs of a transformer: what the arithmetic needs, whatever the layout or the recomputation.
+"""FLOPs of a transformer, and how long they take: the model's, which the arithmetic needs whatever the layout, and the
+hardware's, which recomputation adds to.
 
 A multiply-add is 2 FLOPs. Only matrix products count (embedding lookup, norms, softmax and rotary embedding do not),
 and the backward pass is twice the forward. Two conventions for the attention scores exist, and published numbers mix
@@ -74,3 +75,26 @@ def count_flops(model: ModelConfig, batch: int, sequence: int, attention: Attent
 def flops_per_token(model: ModelConfig, sequence: int, attention: AttentionConvention) -> float:
     """Model FLOPs (forward and backward) per trained token."""
     return count_flops(model, 1, sequence, attention).model / sequence
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What training on a number of tokens takes."""
+
+    days: float
+    gpu_hours: float
+
+
+def budget(tokens: float, tokens_per_second: float, gpus: int) -> Budget:
+    """Time for a token budget at a rate.
+
+    With a FLOP/s rate X per GPU instead, tokens_per_second = gpus X / FLOPs per token; with hardware FLOPs of full
+    recomputation this is the papers' 8 T P / n X (2104.04473, equation 4).
+
+    Args:
+        tokens: of the whole run.
+        tokens_per_second: of all GPUs together.
+        gpus: how many.
+    """
+    hours = tokens / tokens_per_second / 3600
+    return Budget(days=hours / 24, gpu_hours=hours * gpus)

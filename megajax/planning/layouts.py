@@ -5,8 +5,9 @@ A layout is a configuration: the given one, with other `parallel` sizes and a mi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, lru_cache
 from itertools import product
 from math import gcd
 from typing import Literal
@@ -14,7 +15,7 @@ from typing import Literal
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
-from megajax.config import Config, ConfigError, ParallelConfig, check_config
+from megajax.config import Config, ConfigError, ModelConfig, ParallelConfig, check_config
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.models.gpt import Gpt
 from megajax.parallel.rules import Rules
@@ -26,10 +27,56 @@ def legal_layouts(config: Config, devices: int) -> list[Config]:
     All mesh sizes and chunks per stage, sequence parallelism and ZeRO on and off where that makes a difference. The
     micro batch is the configured one, or its largest divisor that the samples of a replica fill.
     """
+    is_legal = legality(config.model, devices)
+    layouts = []
+    for mesh in meshes(devices):
+        choices = (True, False) if mesh["tensor"] > 1 else (True,)
+        layouts += [layout for layout in layouts_on(config, mesh, choices) if is_legal(layout)]
+    return layouts
+
+
+def meshes(devices: int) -> Iterator[dict[str, int]]:
+    """Every mesh of so many devices."""
+    for sizes in _factorizations(devices, len(AXES)):
+        yield dict(zip(AXES, sizes, strict=True))
+
+
+def legality(model: ModelConfig, devices: int) -> Callable[[Config], bool]:
+    """A test of layouts: whether its numbers fit together and the sharding rules divide every weight."""
     # The vocabulary excludes no layout: training pads it as the layout wants it.
-    model = fit_vocabulary(config.model, ParallelConfig(tensor=devices))
-    weights = jax.eval_shape(lambda: Gpt(jax.random.key(0), model))
-    return [layout for layout in _candidates(config, devices) if _is_legal(layout, weights)]
+    padded = fit_vocabulary(model, ParallelConfig(tensor=devices))
+
+    @cache
+    def divides(sizes: tuple[int, ...], zero: int) -> bool:
+        try:
+            divide_weights(padded, sizes, zero)
+        except ConfigError:
+            return False
+        return True
+
+    def is_legal(layout: Config) -> bool:
+        try:
+            check_config(layout)
+        except ConfigError:
+            return False
+        return divides(tuple(_size(layout, axis) for axis in AXES), layout.parallel.zero)
+
+    return is_legal
+
+
+def divide_weights(model: ModelConfig, sizes: tuple[int, ...], zero: int) -> None:
+    """Refuse a mesh, given by the sizes of all AXES, that does not divide every weight.
+
+    Raises:
+        ConfigError: names the weight, its dimension and the mesh axes.
+    """
+    mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    Rules(mesh, zero=zero).shardings(_abstract_weights(model))
+
+
+@lru_cache(maxsize=32)
+def _abstract_weights(model: ModelConfig) -> Gpt:
+    return jax.eval_shape(lambda: Gpt(jax.random.key(0), model))
 
 
 def microbatches(layout: Config) -> int:
@@ -57,15 +104,10 @@ def _size(layout: Config, key: str) -> int:
     return getattr(layout.parallel, key)
 
 
-def _candidates(config: Config, devices: int) -> Iterator[Config]:
-    for sizes in _factorizations(devices, len(AXES)):
-        yield from _with_mesh(config, dict(zip(AXES, sizes, strict=True)))
-
-
-def _with_mesh(config: Config, mesh: dict[str, int]) -> Iterator[Config]:
+def layouts_on(config: Config, mesh: Mapping[str, int], sequence_parallel: Sequence[bool]) -> Iterator[Config]:
+    """Chunks per stage, ZeRO, and the given choices of sequence parallelism on a mesh, legal or not."""
     chunks = _divisors(config.model.num_layers // mesh["pipe"]) if mesh["pipe"] > 1 else [1]
     zero: tuple[Literal[0, 1], ...] = (0, 1) if mesh["data"] > 1 else (0,)
-    sequence_parallel = [True, False] if mesh["tensor"] > 1 else [True]
     samples = config.train.global_batch_size // (mesh["data"] * mesh["fsdp"])
     ring = config.train.attention == "ring" and mesh["context"] == 1
     train = replace(
@@ -89,16 +131,3 @@ def _factorizations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     for first in _divisors(number):
         for rest in _factorizations(number // first, parts - 1):
             yield (first, *rest)
-
-
-def _is_legal(layout: Config, weights: Gpt) -> bool:
-    """Whether its numbers fit together and the sharding rules divide every weight."""
-    parallel = layout.parallel
-    sizes = tuple(_size(layout, axis) for axis in AXES)
-    mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    try:
-        check_config(layout)
-        Rules(mesh, parallel.sequence_parallel, parallel.zero).shardings(weights)
-    except ConfigError:
-        return False
-    return True

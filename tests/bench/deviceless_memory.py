@@ -11,25 +11,16 @@ from __future__ import annotations
 import math
 import re
 import sys
-import time
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from megajax.config import Config, ConfigError, load_config
 from megajax.config.parallel import AXES, fit_vocabulary
-from megajax.parallel.kernels import choose_attention
-from megajax.parallel.mesh import build_mesh
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
-from megajax.parallel.rules import Rules
 from megajax.planning.collectives import collectives
-from megajax.planning.deviceless import gpu_topology
 from megajax.planning.layouts import layout_name, microbatches
-from megajax.training.schedule import Schedule
-from megajax.training.step import batch_shardings, build_init, build_train_step
+from megajax.training.deviceless_step import compile_step
 
 GIB = 2**30
 SENT_OVER = ("tensor", "pipe", "data")
@@ -44,17 +35,6 @@ ROWS = (
     ("megatron_530b", f"{NODES_16} parallel.pipe=35 parallel.data=8 parallel.chunks=3 train.global_batch_size=2240"),
     ("megatron_1t", f"{NODES_16} parallel.pipe=64 parallel.data=6 train.global_batch_size=3072"),
 )
-
-
-class Compiled(NamedTuple):
-    """A step that is compiled and cannot run."""
-
-    step: jax.stages.Compiled
-    rules: Rules
-    state: Any
-    """Shapes, dtypes and shardings of the train state."""
-    seconds: float
-    """To trace, lower and compile."""
 
 
 def main() -> int:
@@ -87,36 +67,6 @@ def published(preset: str, words: str) -> Config:
     everywhere = ["parallel.data=1", "train.precision=bf16", "train.steps=1"]
     config = load_config(f"models/{preset}.yaml", [*everywhere, *words.split()]).config
     return replace(config, model=fit_vocabulary(config.model, config.parallel))
-
-
-def compile_step(config: Config, gpu: str) -> Compiled:
-    """Compile the training step for GPUs of that name, as many as the layout takes.
-
-    Raises:
-        ConfigError: there is no CUDA plugin to compile with.
-    """
-    start = time.perf_counter()
-    devices = gpu_topology(gpu, math.prod(mesh_sizes(config).values()))
-    step, rules, state, batch = abstract_step(config, devices, choose_attention(config, "gpu").name)
-    compiled = step.lower(state, batch).compile()
-    return Compiled(compiled, rules, state, time.perf_counter() - start)
-
-
-def abstract_step(config: Config, devices: Sequence[jax.Device], attention: str) -> tuple[Any, Rules, Any, Any]:
-    """The jitted training step, its rules, and the state and batch that it takes, without numbers."""
-    mesh = build_mesh(mesh_sizes(config), devices)
-    rules = Rules(mesh, config.parallel.sequence_parallel, config.parallel.zero)
-    size = config.train.global_batch_size
-    step = build_train_step(config, rules, Schedule.from_config(config.optim, size, size), attention)
-    _, abstract, shardings = build_init(config, rules)
-    state = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), abstract, shardings)
-    shape = (microbatches(config), size // microbatches(config), config.data.seq_length)
-    dtypes = {"loss_mask": jnp.float32, "sample_ids": jnp.uint32}
-    batch = {
-        name: jax.ShapeDtypeStruct(shape[: len(at.spec)], dtypes.get(name, jnp.int32), sharding=at)
-        for name, at in batch_shardings(rules, config.data).items()
-    }
-    return step, rules, state, batch
 
 
 def mesh_sizes(config: Config) -> dict[str, int]:

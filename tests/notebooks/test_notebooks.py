@@ -103,6 +103,25 @@ def test_pipeline_schedules(tmp_path: Path):
     assert len(images(notebook, "image/png")) == 1
 
 
+def test_will_it_fit(tmp_path: Path):
+    """80 GB are too few with tensor parallelism alone, enough with the rest; step times are within 10 %."""
+    notebook = nbformat.read(ROOT / "notebooks/04_will_it_fit.ipynb", as_version=4)
+    _, models, _, memory, times, _, scaling, today, table = run(notebook, tmp_path)
+    assert re.findall(r"^ *(\S+): +(\S+) billion", models, re.MULTILINE) == [
+        ("22B", "22.1"), ("175B", "174.6"), ("530B", "529.6"), ("1T", "1008.0")
+    ]  # fmt: skip
+    held = {name: float(size) for name, size in re.findall(r"'([^']+)': '(\S+) GiB'", memory)}
+    assert all((size > 79.3) == name.endswith(" alone") for name, size in held.items())
+    assert len(held) == 3 * 4
+    errors = [int(error) for error in re.findall(r" ([+-]\d+)%", times)]
+    assert len(errors) == 2 * 4
+    assert max(map(abs, errors)) < 10
+    assert int(re.search(r"worst error (\d+)%", scaling)[1]) < 10
+    assert re.findall(r"^(\S+) .*: fits,", today, re.MULTILINE) == ["A100-80GB", "H100", "H200", "B200", "GB200"]
+    assert "fits: " in table
+    assert len(images(notebook, "image/png")) == 4
+
+
 CELLS = [
     """
 import sys

@@ -14,7 +14,8 @@ import pytest
 
 from megajax.config import ConfigError
 from megajax.planning.collectives import Traffic, collectives
-from tests.bench.deviceless_memory import NODES_16, Compiled, compile_step, published, ring_bytes
+from megajax.training.deviceless_step import CompiledStep, compile_step
+from tests.bench.deviceless_memory import NODES_16, published, ring_bytes
 
 P, M, LAYERS, S, D, TENSOR = 8, 32, 12, 2048, 12288, 8
 WARMUP = COOLDOWN = P - 1
@@ -22,7 +23,7 @@ RESIDUAL = 2 * S * D
 """Bytes of a microbatch's activations between two layers, bf16 [1, S, D]."""
 
 
-def compile_microbatches(microbatches: int) -> Compiled:
+def compile_microbatches(microbatches: int) -> CompiledStep:
     config = published("megatron_175b", f"{NODES_16} train.global_batch_size={2 * microbatches}")
     try:
         compiled = compile_step(config, "H100")
@@ -34,12 +35,12 @@ def compile_microbatches(microbatches: int) -> Compiled:
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Compiled:
+def compiled() -> CompiledStep:
     return compile_microbatches(M)
 
 
 @pytest.fixture(scope="module")
-def traffic(compiled: Compiled) -> Traffic:
+def traffic(compiled: CompiledStep) -> Traffic:
     found = collectives(compiled.step, compiled.rules.mesh)
     print(found)
     return found
@@ -77,7 +78,7 @@ def test_a_tick_sends_activations_forward_and_gradients_back(traffic: Traffic):
     assert len(sent) == 4
 
 
-def test_gradients_cross_data_once_a_step(compiled: Compiled, traffic: Traffic):
+def test_gradients_cross_data_once_a_step(compiled: CompiledStep, traffic: Traffic):
     """Outside all loops, every parameter once: fp32, as much as a GPU holds; and the loss, and the number of tokens."""
     data = traffic.over("data")
     assert data == data.inside()
@@ -86,13 +87,13 @@ def test_gradients_cross_data_once_a_step(compiled: Compiled, traffic: Traffic):
     assert data.total_bytes() == 4 * held + 4 + 4
 
 
-def test_the_ring_stores_what_selective_recomputation_names(compiled: Compiled):
+def test_the_ring_stores_what_selective_recomputation_names(compiled: CompiledStep):
     """Block input 2, qkv 6, attention output 2, residual 2, MLP 8: 20 S D / tensor bytes of a layer."""
     config = published("megatron_175b", NODES_16)
     assert ring_bytes(config, compiled.step) == (2 * P - 1) * LAYERS * 20 * S * D // TENSOR
 
 
-def test_the_backward_runs_no_second_forward(compiled: Compiled):
+def test_the_backward_runs_no_second_forward(compiled: CompiledStep):
     """But for the attention kernel, whose statistics selective recomputation does not keep.
 
     A layer multiplies by 4 matrices forward, 8 backward, the head 3 times; warm-up and steady state hold one forward,
@@ -104,7 +105,7 @@ def test_the_backward_runs_no_second_forward(compiled: Compiled):
     assert program.count('custom_call_target="__cudnn$fmhaSoftmaxBackward"') == 2
 
 
-def test_memory_does_not_depend_on_the_number_of_microbatches(compiled: Compiled):
+def test_memory_does_not_depend_on_the_number_of_microbatches(compiled: CompiledStep):
     """Four times the batch: the same activations in flight."""
     few, many = (step.step.memory_analysis().temp_size_in_bytes for step in (compiled, compile_microbatches(4 * M)))
     assert many == pytest.approx(few, rel=0.01)

@@ -4,7 +4,8 @@ import jax
 import pytest
 
 from megajax.config.model import ModelConfig
-from megajax.planning.flops import count_flops, flops_per_token
+from megajax.models.sizes import parameter_count
+from megajax.planning.flops import budget, count_flops, flops_per_token
 from megajax.planning.hardware import device_peak, find_gpu, measured_matmul_peak, table_peak
 
 
@@ -40,6 +41,86 @@ def test_megatron_table_5(heads, hidden, layers, gpus, batch, seconds, mfu, hfu)
     available = seconds * gpus * 312e12
     assert round(100 * flops.model / available, 1) == mfu
     assert round(100 * flops.hardware("selective") / available, 1) == hfu
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpus", "batch", "tflops", "billions", "percent", "petaflops", "derived"),
+    [
+        ((24, 2304, 24), 32, 512, 137, 1.7, 44, 4.4, (3.53, 33.5)),
+        ((32, 3072, 30), 64, 512, 138, 3.6, 44, 8.8, (3.70, 33.5)),
+        ((32, 4096, 36), 128, 512, 142, 7.5, 46, 18.2, (3.70, 34.4)),
+        ((48, 6144, 40), 256, 1024, 135, 18.4, 43, 34.6, (9.40, 32.6)),
+        ((64, 8192, 48), 512, 1536, 138, 39.1, 44, 70.8, (14.45, 33.3)),
+        ((80, 10240, 60), 1024, 1792, 140, 76.1, 45, 143.8, (16.06, 33.7)),
+        ((96, 12288, 80), 1536, 2304, 148, 145.6, 47, 227.1, (24.82, 35.6)),
+        ((128, 16384, 96), 1920, 2160, 155, 310.1, 50, 297.4, (37.61, 37.3)),
+        ((128, 20480, 105), 2520, 2520, 163, 529.6, 52, 410.2, (54.08, 39.2)),
+        ((160, 25600, 128), 3072, 3072, 163, 1008.0, 52, 502.0, (102.63, 39.2)),
+    ],
+)
+def test_megatron_v2_table_1(shape, gpus, batch, tflops, billions, percent, petaflops, derived):
+    """2104.04473. Its TFLOP/s are hardware's, with full recomputation; step time and MFU are derived from them."""
+    model = gpt(*shape)
+    flops = count_flops(model, batch, 2048, "full")
+    seconds = flops.hardware("full") / (gpus * tflops * 1e12)
+    assert parameter_count(model) / 1e9 == pytest.approx(billions, abs=0.06)
+    assert 100 * tflops / 312 == pytest.approx(percent, abs=0.6)
+    assert gpus * tflops / 1000 == pytest.approx(petaflops, rel=0.004)  # three digits of TFLOP/s
+    assert (round(seconds, 2), round(100 * flops.model / (seconds * gpus * 312e12), 1)) == derived
+
+
+@pytest.mark.parametrize(
+    ("billions", "heads", "hidden", "layers", "gpus", "batch", "tflops", "mfu", "petaflops"),
+    [
+        (1.7, 16, 2048, 24, 48, 192, 408.8, 41, 19.6),
+        (7.1, 32, 4096, 30, 96, 192, 465.9, 47, 44.7),
+        (16, 48, 6144, 32, 192, 192, 489.1, 49, 93.9),
+        (32, 56, 7168, 48, 384, 192, 459.6, 46, 176.5),
+        (70, 64, 8192, 84, 768, 384, 419.7, 42, 322.3),
+        (119, 80, 10240, 92, 1536, 768, 420.5, 43, 645.9),
+        (177, 96, 12288, 96, 2304, 1152, 432.8, 44, 997.2),
+        (314, 128, 16384, 96, 3072, 1536, 474.4, 48, 1457.4),
+        (462, 144, 18432, 112, 6144, 3072, 459.9, 47, 2825.6),
+    ],
+)
+def test_megatron_readme_h100_table(billions, heads, hidden, layers, gpus, batch, tflops, mfu, petaflops):
+    """Megatron-LM's README, core 0.8: bf16 on H100s, S = 4096, V = 131,072, full attention, peak 989 TFLOP/s.
+
+    It prints no step times: `seconds` is what its counter, 12 B S L D^2 (1 + K/N + S/D + F/D + V/2LD), makes of them.
+    """
+    model = ModelConfig(
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        vocab_size=131_072,
+        max_positions=4096,
+        positions="rope",
+        tied_head=False,
+    )
+    counted = 12 * batch * 4096 * layers * hidden**2 * (1 + 1 + 4096 / hidden + 4 + 131_072 / (2 * layers * hidden))
+    seconds = counted / (gpus * tflops * 1e12)
+    flops = count_flops(model, batch, 4096, "full").model
+    assert parameter_count(model) / 1e9 == pytest.approx(billions, rel=0.03)
+    assert round(flops / (seconds * gpus * 1e12), 1) == tflops
+    assert round(100 * flops / (seconds * gpus * 989e12)) == mfu
+    assert round(flops / seconds / 1e15, 1) == petaflops
+
+
+def test_days_for_a_token_budget():
+    """2104.04473, section 5.1: 8 T P / n X, which leaves out S and V, gives 34 and 84 days."""
+    for (heads, hidden, layers), tokens, gpus, tflops, days in (
+        ((96, 12288, 96), 300e9, 1024, 140, 34),
+        ((160, 25600, 128), 450e9, 3072, 163, 84),
+    ):
+        per_token = count_flops(gpt(heads, hidden, layers), 1, 2048, "full").hardware("full") / 2048
+        assert budget(tokens, gpus * tflops * 1e12 / per_token, gpus).days == pytest.approx(days, rel=0.025)
+
+
+def test_gpu_hours_of_llama_65b():
+    """2302.13971: 380 tokens/s on each of 2,048 A100s, 1.4T tokens; 1,022,362 GPU-hours, about 21 days."""
+    time = budget(1.4e12, 380 * 2048, 2048)
+    assert time.gpu_hours == pytest.approx(1_022_362, rel=0.002)
+    assert round(time.days) == 21
 
 
 def test_causal_attention_halves_the_core_only():

@@ -19,7 +19,8 @@ from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.planning.flops import Flops, Remat, count_flops
 from megajax.planning.layouts import microbatches
 from megajax.planning.traced_flops import matmul_flops
-from tests.bench.deviceless_memory import abstract_step, mesh_sizes
+from megajax.training.deviceless_step import abstract_step
+from tests.bench.deviceless_memory import mesh_sizes
 
 GPT3 = ModelConfig(num_layers=96, hidden_size=12288, num_heads=96, max_positions=2048, vocab_size=51_200)
 

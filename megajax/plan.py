@@ -1,0 +1,119 @@
+"""`python -m megajax.plan CONFIG [key=value ...] --gpu h100 --gpus N`: does it fit, what does it send, how fast is it.
+
+Needs no GPU. `--search` ranks every legal layout instead of planning the configured one; `--compile` compiles the real
+step for the GPU as well. Exit code 3: it does not fit; stderr names the smallest change with which it would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from megajax.config import Config, ConfigError
+from megajax.config.cli import entry_point, parse_command_line
+from megajax.data.files import write_text
+from megajax.planning.compiled import CompiledPlan
+from megajax.planning.hardware import gpu_named
+from megajax.planning.layouts import layout_name
+from megajax.planning.memory import GIB
+from megajax.planning.plan import TOKENS, Plan, columns, plan, with_vocabulary
+from megajax.planning.remedy import smallest_remedy
+from megajax.planning.report import html_report
+from megajax.planning.search import Candidate, search_layouts
+from megajax.training.deviceless_step import compile_plan
+
+DOES_NOT_FIT = 3
+
+
+@entry_point
+def main(argv: list[str]) -> int:
+    """The command line."""
+    title = "Plan a run without any GPU: memory, communication, time and cost."
+    loaded, options = parse_command_line("python -m megajax.plan", title, argv, _add_options)
+    if options.like == "megatron" and (options.search or options.compile):
+        raise ConfigError("--search and --compile are about this implementation: leave --like megatron out")
+    config, candidates = loaded.config, []
+    if options.search:
+        candidates = _search(config, options)
+        config = candidates[0].config
+        print(_ranking(candidates[: options.top]), end="\n\n")
+    planned = plan(config, options.gpu, options.gpus, options.like, options.tokens)
+    print(planned)
+    compiled = compile_plan(planned) if options.compile else None
+    if compiled:
+        print(f"\n{compiled}")
+    remedy = None if planned.fits else smallest_remedy(planned)
+    if options.json:
+        answer: dict[str, Any] = planned.as_dict() | {"remedy": remedy[0] if remedy else None}
+        answer["candidates"] = [_candidate(candidate) for candidate in candidates[: options.top]]
+        answer["compiled"] = compiled.as_dict() if compiled else None
+        write_text(options.json, json.dumps(answer, indent=2) + "\n")
+    if options.html:
+        write_text(options.html, html_report(planned, candidates))
+    if planned.fits and (compiled is None or compiled.fits):
+        return 0
+    print(f"megajax: {_failure(planned, compiled, remedy)}", file=sys.stderr)
+    return DOES_NOT_FIT
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help="which GPU (default: h100)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many (default: as few as the mesh takes)")
+    parser.add_argument("--search", action="store_true", help="rank every legal layout, then plan the fastest")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="with --search: list so many (default: 10)")
+    parser.add_argument("--compile", action="store_true", help="compile the real step for the GPU, and compare")
+    parser.add_argument(
+        "--like",
+        choices=("megajax", "megatron"),
+        default="megajax",
+        help="whose memory and time (megatron: what published figures measure)",
+    )
+    parser.add_argument(
+        "--tokens", type=float, default=TOKENS, metavar="N", help="token budget of the run (default: 300e9)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything here; keys: planning/schema.py")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report here, one page for any browser")
+
+
+def _search(config: Config, options: argparse.Namespace) -> list[Candidate]:
+    if options.gpus is None:
+        raise ConfigError("--search spreads the model over a number of GPUs: give --gpus N")
+    if options.gpus < 1 or options.top < 1:
+        raise ConfigError("--gpus and --top count from 1")
+    return search_layouts(with_vocabulary(config), gpu_named(options.gpu), options.gpus)
+
+
+def _ranking(candidates: list[Candidate]) -> str:
+    rows = [("layout", "step", "GiB", "why")]
+    for candidate in candidates:
+        seconds = f"{candidate.time.seconds:.3f} s" if candidate.time else "-"
+        name = f"{layout_name(candidate.config)} micro_batch={candidate.config.train.micro_batch_size}"
+        rows.append((name, seconds, f"{candidate.memory / GIB:.1f}", candidate.verdict))
+    return columns(rows, left=(0, 3))
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "layout": layout_name(candidate.config),
+        "micro_batch_size": candidate.config.train.micro_batch_size,
+        "mesh": dict(candidate.mesh),
+        "memory_bytes": candidate.memory,
+        "seconds": candidate.time.seconds if candidate.time else None,
+        "verdict": candidate.verdict,
+    }
+
+
+def _failure(planned: Plan, compiled: CompiledPlan | None, remedy: tuple[str, Plan] | None) -> str:
+    if compiled and planned.fits:
+        return f"{compiled.verdict}, where the closed form has {planned.need / GIB:.1f}: leave it more room"
+    if remedy is None:
+        return f"{planned.verdict}; no small change helps: try --search with more --gpus, or another --gpu"
+    words, fitting = remedy
+    return f"{planned.verdict}; smallest change that fits: {words} (a step takes {fitting.time.seconds:.3f} s)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

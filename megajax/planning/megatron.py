@@ -1,0 +1,185 @@
+"""What Megatron-LM would hold of the same model on the same mesh, in closed form: what published figures measure.
+
+It differs from this implementation (`planning.memory`) in what a parameter costs, in what a layer saves (2205.05198,
+section 4), in how much is in flight, and in its stages: the first holds the embedding and the last the output matrix,
+with all logits of a microbatch at once. Peaks are the allocator's (`torch.cuda.max_memory_allocated`).
+
+Shapes: T tokens of a micro batch on a device, D embed, N heads, K kv heads, H head dim, F mlp, S sequence, V padded
+vocabulary, L layers; P stages, v chunks per stage, M microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from megajax.config import Config, ConfigError
+from megajax.planning.memory import StageMemory
+from megajax.planning.weights import model_leaves
+
+CUTS = {
+    "layers": ("pipe",),
+    "vocab": ("tensor",),
+    "kv_heads": ("tensor",),
+    "heads": ("tensor",),
+    "mlp": ("tensor",),
+    "embed": ("fsdp",),
+}
+"""Mesh axes that cut a dimension. Norms, row-parallel biases and positions are whole on every tensor rank."""
+
+
+@dataclass(frozen=True)
+class Practice:
+    """Where Megatron-LM's relatives differ from it, in bytes; the defaults are its own, in bf16 or fp16."""
+
+    gradients: int = 4
+    """A parameter: fp32 sums."""
+    moments: int = 8
+    """A parameter, next to 4 for the master weights; both split over `data` by the distributed optimizer (ZeRO-1)."""
+    logits: int = 6
+    """A logit: 16 bits from the matrix product, and fp32, in which the softmax is computed in place."""
+    swiglu: int = 6
+    """A hidden unit of a gated MLP: both inputs, and the product, which is fused."""
+    keeps_gathered: bool = False
+    """Whether matrix products keep their inputs as sequence parallelism gathers them; else they gather them again."""
+
+
+MEGATRON_LM = Practice()
+
+
+def megatron_memory(
+    config: Config, mesh: Mapping[str, int], stage: int, practice: Practice = MEGATRON_LM
+) -> StageMemory:
+    """Bytes of one device of a pipeline stage.
+
+    A parameter takes 18 bytes, with `parallel.zero` (the distributed optimizer) 6 + 12 / data. `train.remat` is
+    Megatron-LM's recomputation granularity. Attention is flash attention unless `train.attention` is "xla". `fsdp` cuts
+    all that a parameter takes; the layers gathered at a time are left out.
+
+    Args:
+        config: with a known vocabulary.
+        mesh: size of every axis.
+        stage: 0 to P - 1.
+        practice: of the framework.
+
+    Raises:
+        ConfigError: `train.remat` names activations.
+    """
+    parameters = stage_parameters(config, mesh, stage)
+    at_rest = parameters / (mesh["data"] if config.parallel.zero else 1)
+    activations = layers_in_flight(config, mesh, stage) * layer_activations(config, mesh, practice)
+    return StageMemory(
+        weights=4 * at_rest,
+        optimizer=practice.moments * at_rest,
+        gradients=practice.gradients * parameters,
+        compute_copy=2 * parameters,
+        activations=activations + (_embedding_masks(config, mesh) if stage == 0 else 0),
+        logits=_logits(config, mesh, practice) if stage == mesh["pipe"] - 1 else 0,
+        workspace=_recomputed(config, mesh, practice),
+    )
+
+
+def heaviest_stage(config: Config, mesh: Mapping[str, int], practice: Practice = MEGATRON_LM) -> StageMemory:
+    """The fullest device: one of the first stage, which has most in flight, or of the last, which has the logits."""
+    stages = (megatron_memory(config, mesh, stage, practice) for stage in {0, mesh["pipe"] - 1})
+    return max(stages, key=lambda memory: memory.total)
+
+
+def stage_parameters(config: Config, mesh: Mapping[str, int], stage: int) -> float:
+    """Parameters on one device of a stage. A tied embedding is on the first stage and on the last."""
+    model, padding = config.model, 128 * mesh["tensor"]
+    if model.vocab_size is None:
+        raise ConfigError("model.vocab_size is not known: set it, or give a tokenizer")
+    vocabulary = -(-model.vocab_size // padding) * padding
+    kinds = {"blocks"}
+    kinds |= {"word_embedding", "position_embedding"} if stage == 0 else set()
+    kinds |= {"final_norm", "word_embedding" if model.tied_head else "head"} if stage == mesh["pipe"] - 1 else set()
+    most = -(-model.num_layers // mesh["pipe"]) * mesh["pipe"] / model.num_layers  # where they do not divide
+    total = 0.0
+    for leaf in model_leaves(model):
+        if leaf.name.split(".")[0] in kinds:
+            cuts = [axis for name in leaf.axes for axis in CUTS.get(name, ())]
+            size = leaf.size * (vocabulary if "vocab" in leaf.axes else most if "layers" in leaf.axes else 1)
+            total += size / prod(mesh[axis] for axis in cuts)
+    return total
+
+
+def layers_in_flight(config: Config, mesh: Mapping[str, int], stage: int) -> int:
+    """Layers x microbatches whose activations wait for their backward, at most: Megatron-LM's 1F1B, interleaved or not.
+
+    With v chunks the first stage holds (1 + (P - 1) / P v) L of them (2205.05198, section 4.2.3), if M is large enough.
+    """
+    stages, chunks, microbatches = mesh["pipe"], config.parallel.chunks, _microbatches(config, mesh)
+    layers = -(-config.model.num_layers // (stages * chunks))
+    if chunks == 1:
+        return layers * min(microbatches, stages - stage)
+    return layers * min(microbatches * chunks, 2 * (stages - 1 - stage) + (chunks - 1) * stages + 1)
+
+
+def layer_activations(config: Config, mesh: Mapping[str, int], practice: Practice = MEGATRON_LM) -> float:
+    """Bytes that one layer and microbatch keep for the backward pass (2205.05198, table 2)."""
+    remat = config.train.remat
+    if remat not in ("none", "selective", "full"):
+        raise ConfigError("train.remat names activations, Megatron-LM cannot: choose none, selective or full")
+    if remat == "full":
+        return _tokens(config, mesh) * 2 * config.model.hidden_size / _sequence_ways(config, mesh)
+    return _outside_core(config, mesh, practice) + (_core(config, mesh) if remat == "none" else 0)
+
+
+def _outside_core(config: Config, mesh: Mapping[str, int], practice: Practice) -> float:
+    model = config.model
+    q, k = model.num_heads * model.head_size, model.kv_heads * model.head_size
+    dropout = 2 * (model.hidden_dropout > 0)  # masks of a byte, after attention and MLP
+    norms, inputs = 4 * model.hidden_size, 4 * model.hidden_size  # what both norms start from, and what they give
+    ways = _sequence_ways(config, mesh)
+    stream = norms / ways + inputs / (1 if practice.keeps_gathered else ways) + dropout * model.hidden_size / ways
+    grouped = 2 * q * (k < q)  # the queries once more, contiguous; next to one another they need no copy
+    mlp = (practice.swiglu if model.activation == "swiglu" else 4) * model.ffn_size
+    inside = 2 * (q + 2 * k) + grouped + 2 * q + mlp
+    return _tokens(config, mesh) * (stream + inside / mesh["tensor"])
+
+
+def _core(config: Config, mesh: Mapping[str, int]) -> float:
+    """Softmax of the scores, 16 bits each, and if there is dropout its mask and result; nothing in flash attention."""
+    if config.train.attention != "xla":
+        return 0
+    model, sequence = config.model, config.data.seq_length
+    score = 5 if model.attention_dropout > 0 else 2
+    return _tokens(config, mesh) * score * model.num_heads * sequence / mesh["tensor"]
+
+
+def _recomputed(config: Config, mesh: Mapping[str, int], practice: Practice) -> float:
+    """Activations of the one layer that is being recomputed."""
+    remat, core = config.train.remat, _core(config, mesh)
+    return {"none": 0, "selective": core, "full": core + _outside_core(config, mesh, practice)}[str(remat)]
+
+
+def _embedding_masks(config: Config, mesh: Mapping[str, int]) -> float:
+    """Dropout masks of the embedding, a byte each, of the microbatches in flight on the first stage."""
+    if config.model.hidden_dropout == 0:
+        return 0
+    in_flight = min(_microbatches(config, mesh), mesh["pipe"])
+    return in_flight * _tokens(config, mesh) * config.model.hidden_size / _sequence_ways(config, mesh)
+
+
+def _logits(config: Config, mesh: Mapping[str, int], practice: Practice) -> float:
+    """Logits of a microbatch, and what final norm and output matrix start from."""
+    model = config.model
+    assert model.vocab_size is not None
+    stream = 4 * model.hidden_size / _sequence_ways(config, mesh)
+    return _tokens(config, mesh) * (stream + practice.logits * model.vocab_size / mesh["tensor"])
+
+
+def _microbatches(config: Config, mesh: Mapping[str, int]) -> int:
+    train = config.train
+    return train.global_batch_size // (train.micro_batch_size * mesh["data"] * mesh["fsdp"])
+
+
+def _tokens(config: Config, mesh: Mapping[str, int]) -> float:
+    return config.train.micro_batch_size * config.data.seq_length / mesh["context"]
+
+
+def _sequence_ways(config: Config, mesh: Mapping[str, int]) -> int:
+    """Parts of the residual stream."""
+    return mesh["tensor"] if config.parallel.sequence_parallel else 1

@@ -1,0 +1,230 @@
+"""A plan as one HTML page: memory, time, communication, arithmetic, pipeline and, of a search, its layouts.
+
+The page is a single file without scripts that loads nothing. Every picture stands beside its numbers or says them, for
+paper and for screen readers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+
+from megajax.config.parallel import AXES
+from megajax.parallel.pipeline.drawing import CELL, COLUMNS, LEFT, ROW, TOP, draw_svg, summary
+from megajax.parallel.pipeline.schedule import Schedule, interleaved, one_f_one_b
+from megajax.planning.layouts import layout_name, microbatches
+from megajax.planning.memory import GIB, StageMemory
+from megajax.planning.page import PAGE, STYLE, bar, column, note, section, svg, swatch, table, tiles
+from megajax.planning.plan import Plan
+from megajax.planning.roofline import LABELS
+from megajax.planning.search import RESERVED, Candidate
+
+MEMORY = {
+    "weights": ("fp32 master", "#1d4f91"),
+    "optimizer": ("fp32 moments", "#4a86cf"),
+    "gradients": ("sums over a step", "#9cc3ef"),
+    "compute_copy": ("weights, cast", "#2a9d8f"),
+    "activations": ("saved for the backward pass", "#e8893b"),
+    "logits": ("and gradients of the vocabulary", "#b5478f"),
+    "workspace": ("of the layers at work", "#8a8f98"),
+}
+"""Fields of StageMemory: explanation, colour."""
+LAYOUTS = 20
+"""Layouts of a search that are listed."""
+WIDTH, READABLE = 1150, 14
+"""Pixels of a pipeline on the page; narrowest cell that has room for its number."""
+
+
+def html_report(plan: Plan, candidates: Sequence[Candidate] = ()) -> str:
+    """The page.
+
+    Args:
+        plan: what it is about.
+        candidates: of a search, the fastest first; those beyond `LAYOUTS` are counted only.
+    """
+    whose = "" if plan.like == "megajax" else ", as Megatron-LM would hold and run it"
+    train = plan.config.train
+    left = [_memory(plan), *([_communication(plan)] if plan.communication else [])]
+    sections = [_answers(plan), column(*left), column(_time(plan), _arithmetic(plan))]
+    if plan.mesh["pipe"] > 1:
+        sections.append(_pipeline(plan))
+    if candidates:
+        sections.append(_layouts(plan, candidates))
+    return PAGE.substitute(
+        title=escape(f"{_count(plan.parameters)} parameters on {plan.gpus:,} x {plan.gpu.name}{whose}"),
+        layout=escape(
+            f"{layout_name(plan.config)} micro_batch={train.micro_batch_size}; a step is {train.global_batch_size:,} "
+            f"samples of {plan.config.data.seq_length:,} tokens, in {train.precision}"
+        ),
+        style=STYLE,
+        body="\n".join(sections),
+        reserved=f"{RESERVED / GIB:g}",
+    )
+
+
+def _answers(plan: Plan) -> str:
+    time = plan.time
+    fits = '<span class="good">fits</span>' if plan.fits else '<span class="bad">does not fit</span>'
+    return tiles(
+        (
+            (fits, f"{plan.need / GIB:.1f} of {plan.limit / GIB:.1f} GiB a GPU"),
+            (f"{time.seconds:.4g} s", "a step"),
+            (f"{plan.tokens_per_second:,.0f}", "tokens/s on all GPUs"),
+            (f"{time.mfu('full'):.1%}", f"MFU, counting full attention; {time.mfu('causal'):.1%} causal"),
+            (f"{plan.days:,.1f} days", f"for {_count(plan.tokens)} tokens"),
+            (_count(plan.gpu_hours), "GPU-hours for them"),
+        )
+    )
+
+
+def _memory(plan: Plan) -> str:
+    stages = {f"{name} stage": memory for name, memory in plan.stages.items()}
+    if plan.mesh["pipe"] == 1:
+        stages = {"every GPU": plan.stages["first"]}
+    rows = [
+        (
+            f"{swatch(color)}{field.replace('_', ' ')} <small>{meaning}</small>",
+            *(f"{getattr(memory, field) / GIB:,.2f}" for memory in stages.values()),
+        )
+        for field, (meaning, color) in MEMORY.items()
+    ]
+    rows.append(("total", *(f"{memory.total / GIB:,.2f}" for memory in stages.values())))
+    numbers = table(("GiB", *stages), rows, strong=len(MEMORY))
+    return section("Memory of a GPU", _stack(plan, stages), numbers, note(f"It {plan.verdict}."))
+
+
+def _stack(plan: Plan, stages: dict[str, StageMemory]) -> str:
+    """A bar per stage over the memory of a GPU."""
+    width, step, thick, memory_bytes = 560, 46, 22, plan.gpu.memory_bytes
+    scale = width / max(memory_bytes, plan.need)
+    bottom, limit = step * len(stages) + 6, plan.limit * scale
+    body = []
+    for row, (name, memory) in enumerate(stages.items()):
+        x, y = 0.0, step * row + 20
+        body.append(f'<text x="0" y="{y - 6}">{name}: {memory.total / GIB:.1f} GiB</text>')
+        body.append(f'<rect class="track" x="0" y="{y}" width="{memory_bytes * scale:.1f}" height="{thick}"/>')
+        for field, (_, color) in MEMORY.items():
+            size = getattr(memory, field)
+            hint = f"<title>{field.replace('_', ' ')}: {size / GIB:.2f} GiB</title>"
+            shape = f'x="{x:.1f}" y="{y}" width="{size * scale:.1f}" height="{thick}"'
+            body.append(f'<rect {shape} fill="{color}">{hint}</rect>')
+            x += size * scale
+    what = f"{plan.limit / GIB:.1f} GiB for arrays, of {memory_bytes / GIB:.1f} GiB"
+    body.append(f'<path class="mark" d="M{limit:.1f} 4V{bottom + 4}"/>')
+    body.append(f'<text class="soft" x="{limit - 5:.1f}" y="{bottom + 12}" text-anchor="end">{what}</text>')
+    return svg(f"Memory of a GPU by stage: {plan.verdict}", (0, 0, width, bottom + 18), body, 'class="stack"')
+
+
+def _time(plan: Plan) -> str:
+    time = plan.time
+    parts = sorted(((name, seconds) for name, seconds in time.parts.items() if seconds), key=lambda part: -part[1])
+    rows = []
+    for name, seconds in parts:
+        color = "send" if name in AXES else "soft" if name == "bubble" else "work"
+        rows.append(
+            (LABELS[name], bar(seconds / parts[0][1], color), f"{seconds:.3f}", f"{seconds / time.seconds:.1%}")
+        )
+    rows.append(("step", "", f"{time.seconds:.3f}", "100.0%"))
+    return section(
+        "Time of a step",
+        f"<p>What limits it: {time.limit}.</p>",
+        table(("part", "", "seconds", "share"), rows, strong=len(parts)),
+        note("Blue is work, orange communication as far as no work hides it, grey waiting."),
+    )
+
+
+def _arithmetic(plan: Plan) -> str:
+    rows = []
+    for convention, flops in plan.flops.items():
+        hardware = f"{plan.hardware_flops[convention] / 1e15:,.4g}" if plan.hardware_flops else "-"
+        speed = f"{plan.time.tflops(convention):,.0f}", f"{plan.time.mfu(convention):.1%}"
+        rows.append((f"{convention} attention", f"{flops.model / 1e15:,.4g}", hardware, *speed))
+    head = ("counting", "model<br/>PFLOP a step", "with recom-<br/>putation", "model<br/>TFLOP/s a GPU", "MFU")
+    peak = f"Peak of one {plan.gpu.name}: {plan.time.peak / 1e12:,.0f} TFLOP/s."
+    share = f"{plan.time.hfu:.1%} of it are reached with all that is executed, recomputation too (HFU)."
+    return section("Arithmetic", table(head, rows), note(f"{peak} {share}"))
+
+
+def _communication(plan: Plan) -> str:
+    most = max(sent.bytes for sent in plan.communication.values()) or 1
+    rows = [
+        (
+            axis,
+            f"{plan.mesh[axis]}",
+            sent.wire,
+            bar(sent.bytes / most, "send"),
+            f"{sent.bytes / GIB:,.1f}",
+            f"{sent.seconds:.3f}",
+            f"{sent.seconds / plan.time.seconds:.1%}",
+        )
+        for axis, sent in plan.communication.items()
+    ]
+    head = ("axis", "GPUs", " wire", "", "GiB a step", "exposed<br/>seconds", "of the<br/>step")
+    what = "Bytes of whole tensors that a GPU takes part in sending; exposed is what no work hides."
+    return section("Communication of a GPU, by mesh axis", table(head, rows), note(what))
+
+
+def _pipeline(plan: Plan) -> str:
+    stages, chunks, count = plan.mesh["pipe"], plan.config.parallel.chunks, microbatches(plan.config)
+    out_of_step = plan.like == "megatron" and chunks == 1
+    schedule = one_f_one_b(stages, count) if out_of_step else interleaved(stages, chunks, count)
+    key = "Time runs from left to right. Blue is forward, orange backward, grey the bubble."
+    key += " The darker a colour, the later the chunk of layers." if chunks > 1 else ""
+    key += " A part of the middle, which repeats itself, is left out." if schedule.length > COLUMNS else ""
+    return section("Pipeline of a step", f"<p>{summary(schedule)}.</p>", _timeline(schedule), note(key), wide=True)
+
+
+def _timeline(schedule: Schedule) -> str:
+    """The cells of `draw_svg`, fitted into the page; without numbers where they could not be read."""
+    stages, columns = len(schedule.stages), min(schedule.length, COLUMNS)
+    width, height = CELL * columns, ROW * stages
+    cells = re.findall(r"<g>.*?</g>", draw_svg(schedule))
+    style = f'style="max-width:{1.2 * width:.0f}px"'
+    if WIDTH / columns < READABLE:
+        cells = [re.sub(r'<(title|text)\b.*?</\1>|</?g>| stroke="\S+?"', "", cell) for cell in cells]
+        style = f'style="height:{stages * min(20, max(5, 480 // stages))}px" preserveAspectRatio="none"'
+    if schedule.length > COLUMNS:
+        x = LEFT + CELL * (COLUMNS * 3 // 4)
+        cells.append(f'<rect class="gap" x="{x}" y="{TOP}" width="{CELL}" height="{height}"/>')
+        cells.append(f'<path class="mark" d="M{x + CELL / 2:g} {TOP}v{height}" vector-effect="non-scaling-stroke"/>')
+    every = stages <= 16
+    names = "".join(f"<span>stage {stage}</span>" for stage in (range(stages) if every else (0, stages - 1)))
+    labels = f'<div class="stages{" all" if every else ""}" aria-hidden="true">{names}</div>'
+    return f'<div class="timeline">{labels}{svg(summary(schedule), (LEFT, TOP, width, height), cells, style)}</div>'
+
+
+def _layouts(plan: Plan, candidates: Sequence[Candidate]) -> str:
+    here = next(
+        (i for i, candidate in enumerate(candidates) if candidate.config.parallel == plan.config.parallel), None
+    )
+    shown = list(enumerate(candidates))[:LAYOUTS]
+    if here is not None and here >= LAYOUTS:
+        shown.append((here, candidates[here]))
+    axes = [axis for axis in AXES if any(candidate.mesh[axis] > 1 for _, candidate in shown)]
+    rows = []
+    for rank, candidate in shown:
+        parallel, train, time = candidate.config.parallel, candidate.config.train, candidate.time
+        numbers = (parallel.chunks, parallel.zero, train.remat, train.micro_batch_size, microbatches(candidate.config))
+        cells = (*(candidate.mesh[axis] for axis in axes), *numbers, f"{candidate.memory / GIB:.1f}")
+        speed = (f"{time.seconds:.3f}", f"{time.tokens_per_second:,.0f}", f"{time.mfu('full'):.1%}") if time else "---"
+        rows.append((f"{rank + 1}", *map(str, cells), *speed, candidate.verdict))
+    head = ("rank", *axes, "chunks", "ZeRO", "recompute", "micro<br/>batch", "micro-<br/>batches", "GiB", "step, s")
+    fit = sum(candidate.time is not None for candidate in candidates)
+    what = f"{len(candidates):,} legal layouts of {plan.gpus:,} GPUs; {fit:,} fit; {len(shown)} are listed."
+    units = f"GiB include the {RESERVED / GIB:g} that no array can have; MFU with full attention."
+    bold = "In bold the layout of this page, with the micro batch and recomputation that suit it best."
+    return section(
+        "Layouts, the fastest first",
+        table((*head, "tokens/s", "MFU", " verdict"), rows, strong=None if here is None else min(here, LAYOUTS)),
+        note(f"{what} {units} {bold if here is not None else ''}"),
+        wide=True,
+    )
+
+
+def _count(number: float) -> str:
+    """A large number in words."""
+    for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if number >= 0.9995 * size:
+            return f"{number / size:,.4g} {name}"
+    return f"{number:,.0f}"

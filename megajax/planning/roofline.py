@@ -1,0 +1,207 @@
+"""How long a training step takes: matrix products, memory traffic and communication over the peaks of the GPU.
+
+Every microbatch goes through the layers of each stage; while the pipeline fills and drains, stages wait. Once a step,
+gradients and weights cross `data` and the optimizer runs. Communication that runs beside computation counts as far as
+it takes longer, and by what it slows the computation down.
+
+Measured against published step times in tests/planning/test_step_time.py. Not in it: reading data, evaluation,
+checkpoints, slow devices among many, congestion of a network that others use.
+
+Letters: P stages, v chunks per stage, M microbatches, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megajax.config.config import Config
+from megajax.config.model import ModelConfig
+from megajax.config.parallel import AXES
+from megajax.planning.flops import AttentionConvention, count_flops
+from megajax.planning.hardware import Gpu
+from megajax.planning.layer_time import (
+    Cut,
+    layer_parameters,
+    layer_work,
+    table_parameters,
+    vocabulary_work,
+)
+from megajax.planning.operations import WIDTH, Work, beside, gather_seconds, memory_seconds, peak_flops, send_seconds
+from megajax.planning.trainers import MEGAJAX, Trainer
+from megajax.planning.weights import MOMENTS
+
+STEP = 5e-3
+"""Seconds a step that nothing hides: start of the program, norm of all gradients, metrics."""
+LABELS = {
+    "matmul": "matrix products",
+    "attention": "attention",
+    "memory": "memory traffic",
+    "tensor": "communication over tensor",
+    "context": "communication over context",
+    "fsdp": "communication over fsdp",
+    "pipe": "communication over pipe",
+    "data": "communication over data",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+    "overhead": "overhead",
+}
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step; `parts` add up to them, communication as far as nothing hides it."""
+
+    parts: Mapping[str, float]
+    """By the keys of LABELS."""
+    model: ModelConfig
+    batch: int
+    """Samples of a step."""
+    sequence: int
+    """Tokens of a sample."""
+    devices: int
+    peak: float
+    """FLOP/s of one device, in the numbers of the blocks' matrix products."""
+    executed_flops: float
+    """Of a step on all devices: recomputed ones included, masked scores of fused attention not."""
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return sum(self.parts.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """On all devices together."""
+        return self.batch * self.sequence / self.seconds
+
+    def tflops(self, attention: AttentionConvention) -> float:
+        """Model TFLOP/s of one device."""
+        flops = count_flops(self.model, self.batch, self.sequence, attention).model
+        return flops / self.devices / self.seconds / 1e12
+
+    def mfu(self, attention: AttentionConvention) -> float:
+        """Model FLOPs over what the devices could do at their peak."""
+        return self.tflops(attention) * 1e12 / self.peak
+
+    @property
+    def hfu(self) -> float:
+        """FLOPs that run over what the devices could do at their peak."""
+        return self.executed_flops / self.devices / self.seconds / self.peak
+
+    def days(self, tokens: float) -> float:
+        """Days to train on so many tokens without a break."""
+        return tokens / self.tokens_per_second / 86_400
+
+    def gpu_hours(self, tokens: float) -> float:
+        """Hours of all devices together to train on so many tokens."""
+        return 24 * self.days(tokens) * self.devices
+
+    @property
+    def limit(self) -> str:
+        """What takes longest, and what comes next: "matrix products 71 %, pipeline bubble 9 %"."""
+        longest = sorted(self.parts.items(), key=lambda part: -part[1])[:2]
+        return ", ".join(f"{LABELS[name]} {seconds / self.seconds:.0%}".replace("%", " %") for name, seconds in longest)
+
+
+def step_time(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer = MEGAJAX) -> StepTime:
+    """Predict a step.
+
+    Args:
+        config: with a known vocabulary; its layout is that of the mesh.
+        mesh: size of every axis.
+        gpu: which one, and so how many share a node.
+        trainer: which program.
+
+    Raises:
+        ConfigError: the attention kernel that is asked for cannot run, or the GPU lacks the numbers.
+    """
+    cut = Cut.of(config, mesh, gpu, trainer)
+    busiest, mean = _microbatch(config, mesh, cut)
+    count = microbatch_count(config, mesh)
+    work = busiest * count
+    parts = {name: seconds for name, seconds in vars(work).items() if name != "flops"}
+    parts["bubble"] = mean.seconds * (mesh["pipe"] - 1) / config.parallel.chunks
+    parts["data"] = _over_data(config, mesh, cut, busiest)
+    parts["optimizer"] = _optimizer(config, mesh, cut)
+    parts["overhead"] = STEP
+    devices = math.prod(mesh.values())
+    return StepTime(
+        parts=parts,
+        model=config.model,
+        batch=config.train.global_batch_size,
+        sequence=config.data.seq_length,
+        devices=devices,
+        peak=peak_flops(gpu, cut.products),
+        executed_flops=work.flops * devices,
+    )
+
+
+def microbatch_count(config: Config, mesh: Mapping[str, int]) -> float:
+    """M."""
+    return config.train.global_batch_size / (config.train.micro_batch_size * mesh["data"] * mesh["fsdp"])
+
+
+def layers_per_stage(config: Config, mesh: Mapping[str, int]) -> int:
+    """Layers of the fullest stage; where they do not divide (Megatron-LM), the last and the first have one less."""
+    slots = mesh["pipe"] * config.parallel.chunks
+    return math.ceil(config.model.num_layers / slots) * config.parallel.chunks
+
+
+def stride_of(mesh: Mapping[str, int], axis: str) -> int:
+    """Devices from one member of a group over `axis` to the next."""
+    return math.prod(mesh[inner] for inner in AXES[AXES.index(axis) + 1 :])
+
+
+def _microbatch(config: Config, mesh: Mapping[str, int], cut: Cut) -> tuple[Work, Work]:
+    """Forward and backward of a microbatch on the busiest stage, and on one without embedding and head."""
+    stages, chunks, stride = mesh["pipe"], config.parallel.chunks, stride_of(mesh, "pipe")
+    layers = layers_per_stage(config, mesh)
+    forward, backward = layer_work(cut)
+    layer = forward + backward
+    hop = 2 * send_seconds(cut.gpu, cut.residual, stages, stride)
+    hides = cut.trainer.hides_neighbours and chunks > 1
+    hops = Work(pipe=chunks * beside(hop, layer.seconds * layers / chunks if hides else 0))
+    stage = layer * layers + hops
+    shares = cut.trainer.shares_vocabulary
+    vocabulary = vocabulary_work(cut, stages if shares else 1, stride)
+    if shares or stages == 1:
+        return stage + vocabulary, stage
+    spare = stages * layers > config.model.num_layers
+    last = layer * (layers - spare) + hops + vocabulary
+    return max(stage, last, key=lambda work: work.seconds), stage
+
+
+def weights_in_step(config: Config, mesh: Mapping[str, int], trainer: Trainer) -> float:
+    """Weights of a device of the fullest stage, as it holds them during a step."""
+    tables = table_parameters(config.model) / (mesh["pipe"] if trainer.shares_vocabulary else 1)
+    blocks = layer_parameters(config.model) * layers_per_stage(config, mesh)
+    return (blocks + tables) / (mesh["tensor"] * mesh["fsdp"])
+
+
+def _over_data(config: Config, mesh: Mapping[str, int], cut: Cut, microbatch: Work) -> float:
+    """Exposed seconds of reducing gradients, and of gathering under ZeRO-1 weights, else gradients, over `data`."""
+    trainer, zero = cut.trainer, config.parallel.zero
+    replicas, stride = mesh["data"], stride_of(mesh, "data")
+    if not trainer.scans_layers:  # context shards are replicas too, and the nearest ones
+        replicas, stride = replicas * mesh["context"], stride_of(mesh, "context") if mesh["context"] > 1 else stride
+    number = weights_in_step(config, mesh, trainer)
+    reduce = gather_seconds(cut.gpu, trainer.gradient_bytes * number, replicas, stride)
+    width = WIDTH[cut.numbers] if zero else trainer.gradient_bytes
+    gather = gather_seconds(cut.gpu, width * number, replicas, stride)
+    if not trainer.hides_data:
+        return reduce + gather
+    # The gradients of a chunk are complete, and its weights needed, within the last and first group of microbatches.
+    group = min(microbatch_count(config, mesh), mesh["pipe"]) if config.parallel.chunks > 1 else 1
+    forward = microbatch.seconds * group / 3
+    layers = layers_per_stage(config, mesh)
+    return beside(reduce, 2 * forward, reduce / layers) + beside(gather, forward, gather / layers)
+
+
+def _optimizer(config: Config, mesh: Mapping[str, int], cut: Cut) -> float:
+    """Norm, update and cast: fp32 gradient twice, weight in and out, moments in and out, weight again, copy."""
+    at_rest = weights_in_step(config, mesh, cut.trainer) / (mesh["data"] if config.parallel.zero else 1)
+    copy = 0 if cut.numbers == "fp32" else 4 + WIDTH[cut.numbers]
+    traffic = 2 * 4 + 2 * 4 * (1 + MOMENTS[config.optim.name]) + copy
+    return memory_seconds(cut.gpu, traffic * at_rest)
