@@ -111,3 +111,13 @@ def test_two_processes_go_back_from_a_bad_step(corpus: Path, tmp_path: Path) -> 
     assert "the loss is nan at step 15" in err
     assert "back to the weights of step 12, going on behind step 15" in err
     assert [line["step"] for line in records(tmp_path / "run") if "lm loss" in line] == [*range(1, 13), *range(16, 21)]
+
+
+def test_a_disk_that_is_full_for_one_of_them(corpus: Path, tmp_path: Path) -> None:
+    """Its save fails in the background, where the other one would wait for it."""
+    limit = at_step(5, 1, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, -1))")
+    words = ["parallel.data=2", "parallel.fsdp=1", "parallel.tensor=1", "train.micro_batch_size=4"]
+    job = start_job(corpus, tmp_path / "run", *words, "checkpoint.every=3", processes=2, devices=1, before=limit)
+    code, _, err = finish(job, seconds=100)
+    assert code == 2
+    assert "saving a checkpoint to" in next(line for line in err.splitlines() if line.startswith("[0] megajax: "))

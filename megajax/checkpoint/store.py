@@ -14,7 +14,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -85,6 +87,7 @@ class Checkpoints:
             multiprocessing_options=ocp.options.MultiprocessingOptions(
                 active_processes=set(range(count)) if count > 1 else None
             ),
+            async_options=ocp.AsyncOptions(barrier_sync_fn=_barrier(count)),
             single_host_load_and_broadcast=True,  # all processes go by the list that process 0 sees
             lightweight_initialize=True,
             save_root_metadata=False,
@@ -304,6 +307,18 @@ class Checkpoints:
 
     def _saving_local(self) -> AbstractContextManager[None]:
         return one_line(f"saving a local copy to {self._config.local}", "free space there or unset checkpoint.local")
+
+
+def _barrier(processes: int) -> Callable[..., None]:
+    """Orbax's barrier, at which a process whose save has failed does not wait: the others wait at another one."""
+    wait = ocp.multihost.get_barrier_sync_fn(processes=set(range(processes)))
+
+    def arrive(*, key: str, timeout_ms: int) -> None:
+        if error := sys.exception():
+            raise error
+        wait(key=key, timeout_ms=timeout_ms)
+
+    return arrive
 
 
 def _tell(level: int, message: str, *args: Any) -> None:

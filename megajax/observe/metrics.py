@@ -70,14 +70,17 @@ class JsonlWriter:
 
     def __init__(self, path: Path, resumed_step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._last: list[object] = []
         if resumed_step == 0:
             path.unlink(missing_ok=True)  # of a start that never reached a checkpoint
         elif path.exists():
-            _truncate_after(path, resumed_step)
+            self._last = _truncate_after(path, resumed_step)
         self._file = path.open("ab")
 
     def write(self, step: int, samples: int, scalars: Scalars, timing: Scalars) -> None:
-        """Append a line."""
+        """Append a line, unless a start before this one has: of an evaluation that a checkpoint lacks."""
+        if [step, *scalars] == self._last:
+            return
         record = {"step": step, "samples": samples} | _finite(scalars) | {"timing": _finite(timing)}
         self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         self._file.flush()
@@ -92,20 +95,24 @@ def _finite(scalars: Scalars) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in scalars.items()}
 
 
-def _truncate_after(path: Path, last_step: int) -> None:
-    """Drop the records of later steps, and a last line that a crash tore."""
+def _truncate_after(path: Path, last_step: int) -> list[object]:
+    """Drop the records of later steps, and a last line that a crash tore; step and scalars' names of the last one."""
+    last: list[object] = []
     shorter = path.with_suffix(".tmp")
     with path.open("rb") as old, shorter.open("wb") as new:
         for number, line in enumerate(old, start=1):
             if not line.endswith(b"\n"):
                 break
             try:
-                step = json.loads(line)["step"]
+                record = json.loads(line)
+                step, names = record["step"], [name for name in record if name not in ("step", "samples", "timing")]
             except (ValueError, KeyError, TypeError):
                 raise ConfigError(f"{path}, line {number} is not a metrics record: move the file away") from None
             if step <= last_step:
                 new.write(line)
+                last = [step, *names]
     shorter.replace(path)
+    return last
 
 
 class TensorBoardWriter:
