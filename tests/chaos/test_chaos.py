@@ -10,7 +10,7 @@ from tests.chaos.events import Fill, Kill, Moment, Raise, Terminate
 from tests.chaos.jobs import Disk, Layout
 from tests.chaos.run import Run
 
-WORDS = ["train.steps=20", "checkpoint.every=3", "checkpoint.keep_last=3", "evaluation.every=5"]
+WORDS = ["train.steps=30", "checkpoint.every=3", "checkpoint.keep_last=3", "evaluation.every=5"]
 SMALL = Layout(2, 1, ("parallel.fsdp=2", "parallel.tensor=1"))
 
 
@@ -22,7 +22,7 @@ def test_a_run_that_is_struck_comes_out_as_if_it_were_not(tmp_path: Path) -> Non
         undisturbed = Run("undisturbed", SMALL, tmp_path, disk, WORDS)
         expected = undisturbed.finish()
         run = Run("struck", SMALL, tmp_path, disk, WORDS)
-        run.strike(Kill(Moment("write", 6, 0.02), "1"))
+        run.strike(Kill(Moment("write", 9, 0.02), "1"))
         run.damage(random.Random(0))
         run.strike(Raise(Moment("evaluation", 1, 0), 1))
         run.strike(Terminate(Moment("step", 3, 0.01), "launcher"))
