@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from etils import epath
 
@@ -29,6 +30,7 @@ from launch.gpus import visible_gpus
 from launch.local import Signals, add_process_options, clean_command, describe, environments, positive, run_processes
 from megajax.config import Config, ConfigError, check_batch, resolve_mesh
 from megajax.config.cli import OneLineParser, entry_point, parse_command_line
+from megajax.training.run_directory import RunDirectory
 
 FINAL = (0, 2, 3, 130)
 """Exit codes after which a restart would do the same again."""
@@ -80,7 +82,7 @@ class Run:
         """Of the checkpoints; None if there is none, or no telling."""
         if self.config is None:
             return None
-        directory = epath.Path(self.config.checkpoint.directory or f"{self.config.output_dir}/checkpoints")
+        directory = epath.Path(RunDirectory(Path(self.config.output_dir)).checkpoints(self.config.checkpoint))
         try:
             names = [path.name for path in directory.iterdir()] if directory.exists() else []
         except OSError:  # a file system that is away for a while ends no supervisor

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from megajax.checkpoint.fingerprint import fingerprint
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import ConfigError, load_config
+from megajax.config import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.observe.clock import Clock
 from megajax.train import Trainer, join_cluster
@@ -36,8 +36,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--step", type=int, metavar="N", help="last step (default: that of the newest checkpoint)")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="values that differ from the run's first start")
     options = parser.parse_intermixed_args(argv)
-    run, _ = RunDirectory.open(options.run_dir)
-    config = load_config(run.config_file.resolve(), options.words).config
+    run, config = RunDirectory.open(options.run_dir, options.words)
     cluster = join_cluster(config)
     with cluster.guard():
         with Checkpoints(run.checkpoints(config.checkpoint), None) as checkpoints, cluster.guard():

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import NoReturn
 
 from megajax.cluster.detect import Launch
-from megajax.cluster.hub import HELLO, LOST, Hub, Lines, Message, keep_alive
+from megajax.cluster.hub import LOST, Hub, Lines, Message, keep_alive
 from megajax.config.base import NotReady
 from megajax.config.cli import describe_failure
 from megajax.config.cluster import ClusterConfig
@@ -168,6 +168,3 @@ def _connect(host: str, port: int, config: ClusterConfig) -> tuple[Lines, str]:
         f"process 0 was not found at {host}:{port} within {config.start_seconds} s ({why}): start it there, "
         "open the port, or correct the coordinator's address"
     )
-
-
-__all__ = ["HELLO", "HUNG", "Channel"]

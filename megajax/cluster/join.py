@@ -18,8 +18,9 @@ from pathlib import Path
 
 import jax
 
-from megajax.cluster.channel import HELLO, Channel
+from megajax.cluster.channel import Channel
 from megajax.cluster.detect import Launch
+from megajax.cluster.hub import HELLO
 from megajax.config.base import ConfigError
 from megajax.config.cli import describe_failure
 from megajax.config.cluster import ClusterConfig

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from megajax.config.config import Config
 from megajax.config.train import HealthConfig
 from megajax.observe.late import StepMetrics
 from megajax.training.loss_scale import check_loss_scale
+from megajax.training.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +111,7 @@ def _reason(done: StepMetrics) -> str:
 
 
 def _remedy(config: Config, last_checkpoint: int | None) -> str:
-    where = config.checkpoint.directory or f"{config.output_dir}/checkpoints"
+    where = RunDirectory(Path(config.output_dir)).checkpoints(config.checkpoint)
     saved = "none was saved" if last_checkpoint is None else f"step {last_checkpoint} in {where}"
     return (
         f"last good checkpoint: {saved}; lower optim.lr, lengthen the warm-up, look at the data of that step, or set "

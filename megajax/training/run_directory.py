@@ -12,7 +12,7 @@ The first start writes config.yaml; a later start must want the same run. Values
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,8 +94,8 @@ class RunDirectory:
         return run
 
     @classmethod
-    def open(cls, path: str | Path) -> tuple[RunDirectory, Config]:
-        """An existing run and its configuration.
+    def open(cls, path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunDirectory, Config]:
+        """An existing run and its configuration, with `KEY=VALUE` words that override it.
 
         Raises:
             ConfigError: there is none.
@@ -103,7 +103,7 @@ class RunDirectory:
         run = cls(Path(path))
         if not run.config_file.is_file():
             raise ConfigError(f"{path} is not a run of megajax: it has no config.yaml")
-        return run, load_config(run.config_file.resolve()).config
+        return run, load_config(run.config_file.resolve(), overrides).config
 
     def _require_same(self, config: Config) -> None:
         before = flat_values(load_config(self.config_file.resolve()).config)

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from megajax.cluster.channel import HELLO, Channel
+from megajax.cluster.channel import Channel
 from megajax.cluster.detect import Launch
+from megajax.cluster.hub import HELLO
 from megajax.config import ClusterConfig, ConfigError
 
 SECONDS = 2
