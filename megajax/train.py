@@ -25,8 +25,8 @@ from megajax.checkpoint.store import Checkpoints
 from megajax.cluster import Cluster, Watchdog, check_devices, detect, devices_by_host, join, tensor_warning
 from megajax.config import ClusterConfig, Config, ConfigError, check_batch, check_training, dump_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
-from megajax.data.batch import Batch as HostBatch
 from megajax.data.build import build_datasets
+from megajax.data.dataset import Batch as HostBatch
 from megajax.data.loader import Loader
 from megajax.in_turn import in_turn
 from megajax.observe.clock import Clock
@@ -44,6 +44,7 @@ from megajax.training.compiled import CompiledStep
 from megajax.training.evaluate import Evaluator
 from megajax.training.feed import Feed
 from megajax.training.health import RollBack, check_step, give_up
+from megajax.training.init_from import import_start, start_from
 from megajax.training.pulse import Pulse
 from megajax.training.run_directory import RunDirectory
 from megajax.training.sample import encode_prompt, print_sample
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # there is nothing to save before the loop
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)  # Orbax has set one up
     logging.getLogger("megajax").setLevel(logging.INFO)
-    loaded, _ = parse_command_line("python -m megajax.train", "Train a model.", argv)
+    loaded, _ = parse_command_line("python -m megajax.train", "Train a model.", argv, resolve=import_start)
     train(loaded.config)
 
 
@@ -161,14 +162,16 @@ class Trainer:
         schedule = Schedule.from_config(config.optim, samples, config.train.global_batch_size)
         init, abstract_state, shardings = build_init(config, rules)
         self.train_step = CompiledStep(build_train_step(config, rules, schedule, kernel.name), self._compiling)
-        self.feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config.data))
-        self.evaluator = Evaluator(build_eval_step(config, rules, kernel.name), self.feed, config, self.tokenizer)
+        self.feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config))
+        self.evaluator = Evaluator(build_eval_step(config, rules, kernel.name), self.feed, config)
 
         # State: restored straight into its shards, or drawn in them.
         self.canonical = CanonicalForm(abstract_state, shardings, rules, config.parallel.chunks)
         if checkpoints.latest is None:
             self.unevaluated = config.evaluation.every is not None
             self.state, self.step, self.consumed = in_turn(init(jax.random.key(config.train.seed))), 0, 0
+            if config.init_from:
+                self.state = start_from(config.init_from, self.state, self.canonical, self.tokenizer)
         else:
             record = self.restore(step)
             self.step, self.consumed = record["step"], record["consumed_samples"]
@@ -242,9 +245,7 @@ class Trainer:
     def batches(self) -> Iterator[tuple[int, HostBatch]]:
         """(samples consumed before, batch) from here to the last step; time spent waiting for them is booked."""
         left, size_at = self.steps - self.step, self.ramp.batch_size_at
-        loader = Loader(
-            self.dataset, self.config.data, self.tokenizer.eod_id, size_at, left, self.consumed, self.feed.rows
-        )
+        loader = Loader(self.dataset, self.config.data.prefetch, size_at, left, self.consumed, self.feed.rows)
         batches = iter(loader)
         for _ in range(left):
             with self.reporter.during("input"):

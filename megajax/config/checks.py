@@ -41,7 +41,7 @@ def check_training(config: Config) -> None:
     data = config.data
     if config.train.steps is None and config.train.samples is None:
         raise ConfigError("how long to train is not set: give train.steps=N or train.samples=N")
-    if not (data.path or data.train_path or data.text):
+    if not (data.path or data.train_path or data.text or data.mock):
         raise ConfigError("no training data: give data.text=corpus.jsonl, or data.path=PREFIX of a tokenized corpus")
     checkpoint = config.checkpoint
     if (checkpoint.local is None) != (checkpoint.local_every is None):
@@ -209,7 +209,7 @@ def _check_schedule(train: TrainConfig, optim: OptimConfig) -> None:
 
 
 def _check_sources(data: DataConfig) -> None:
-    given = [f"data.{key}" for key in ("path", "train_path", "text") if getattr(data, key)]
+    given = [f"data.{key}" for key in ("path", "train_path", "text", "mock") if getattr(data, key)]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} are both set: keep one")
     for key in ("valid_path", "test_path"):
@@ -217,10 +217,21 @@ def _check_sources(data: DataConfig) -> None:
             raise ConfigError(f"data.{key} goes with data.train_path, which is not set")
 
 
+_TOKENIZER_FILES = {
+    "sentencepiece": ("model",),
+    "huggingface": ("model",),
+    "tiktoken": ("model",),
+    "gpt2_bpe": ("vocab", "merges"),
+    "bert_wordpiece": ("vocab",),
+    "null": (),
+}
+
+
 def _check_tokenizer(tokenizer: TokenizerConfig) -> None:
     kind = tokenizer.type
-    trains_its_own = kind == "sentencepiece" and tokenizer.vocab_size is not None
-    needed = {"sentencepiece": ("model",), "huggingface": ("model",), "gpt2_bpe": ("vocab", "merges"), "null": ()}
-    for key in () if trains_its_own else needed[kind]:
+    trains_its_own = kind in ("sentencepiece", "bert_wordpiece") and tokenizer.vocab_size is not None
+    for key in () if trains_its_own else _TOKENIZER_FILES[kind]:
         if getattr(tokenizer, key) is None:
             raise ConfigError(f"tokenizer.type {kind} needs a file: set tokenizer.{key}")
+    if tokenizer.special_ids and kind != "sentencepiece":
+        raise ConfigError(f"tokenizer.special_ids goes with tokenizer.type sentencepiece, not {kind}: leave it unset")

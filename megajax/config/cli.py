@@ -80,6 +80,7 @@ def parse_command_line(
     description: str,
     argv: Sequence[str],
     extra: Callable[[argparse.ArgumentParser], object] | None = None,
+    resolve: Callable[[Loaded], Sequence[str]] | None = None,
 ) -> tuple[Loaded, argparse.Namespace]:
     """Read `[CONFIG.yaml] [KEY=VALUE ...] [options]` and check the configuration.
 
@@ -88,6 +89,7 @@ def parse_command_line(
         description: one sentence for `--help`.
         argv: the words after it.
         extra: adds the entry point's own options to the parser; they come back in the namespace.
+        resolve: more KEY=VALUE words, from what the user's say.
 
     Raises:
         ConfigError: anything the user has to correct.
@@ -110,6 +112,8 @@ def parse_command_line(
     if len(files) > 1:
         raise ConfigError(f"more than one configuration file ({', '.join(files)}); others are KEY=VALUE")
     loaded = load_config(files[0] if files else None, overrides)
+    if resolve is not None and (words := resolve(loaded)):
+        loaded = load_config(files[0] if files else None, [*overrides, *words])
     check_config(loaded.config)
     if options.print_config:
         print(describe_values(loaded))

@@ -27,6 +27,8 @@ class Config:
 
     output_dir: str = "runs/default"
     """Where everything of the run is written: config, data, checkpoints, metrics."""
+    init_from: str | None = None
+    """Run or Hugging Face directory whose weights training starts from; its architecture and tokenizer are defaults."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     """Architecture."""
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, NonNegativeInt, PositiveInt
 
-from megajax.config.base import component
+from megajax.config.base import BelowOne, Fraction, component
 
 
 def _one_or_many(value: Any) -> Any:
@@ -20,7 +20,7 @@ def _null_is_a_name(value: Any) -> Any:
 Paths = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
 """One file name or a list of them, as written by the user: relative to the working directory."""
 TokenizerType = Annotated[
-    Literal["sentencepiece", "gpt2_bpe", "huggingface", "null"],
+    Literal["sentencepiece", "gpt2_bpe", "huggingface", "bert_wordpiece", "tiktoken", "null"],
     BeforeValidator(_null_is_a_name),  # YAML reads an unquoted null as nothing
 ]
 
@@ -30,21 +30,35 @@ class TokenizerConfig:
     """Which tokenizer turns text into ids, and from which files."""
 
     type: TokenizerType = "null"
-    """sentencepiece (set model), gpt2_bpe (set vocab and merges), huggingface (set model), null (set vocab_size)."""
+    """sentencepiece, huggingface and tiktoken (set model), gpt2_bpe (set vocab and merges), bert_wordpiece (set
+    vocab), null (set vocab_size)."""
     model: str | None = None
-    """SentencePiece .model or Hugging Face tokenizer.json file."""
+    """SentencePiece .model, Hugging Face tokenizer.json, or tiktoken vocabulary (.tiktoken, or .json as Megatron's)."""
     vocab: str | None = None
-    """vocab.json of a GPT-2 BPE."""
+    """vocab.json of a GPT-2 BPE, vocab.txt of a BERT WordPiece."""
     merges: str | None = None
     """merges.txt of a GPT-2 BPE."""
     vocab_size: PositiveInt | None = None
-    """null: number of plain ids (the end-of-document id comes after them). sentencepiece: pieces to train."""
+    """null: number of plain ids (the end-of-document id comes after them). sentencepiece, bert_wordpiece: pieces to
+    train on data.text. tiktoken .json: ids to keep, special ones included (unset = 131,072)."""
+    lower_case: bool = True
+    """bert_wordpiece: texts are read in lower case and without accents (uncased BERT)."""
+    special_ids: bool = False
+    """sentencepiece: append <CLS> <SEP> <EOD> <MASK> and what else masked models need; <EOD> ends documents."""
+    extra_ids: NonNegativeInt = 0
+    """T5 sentinels <extra_id_0>, <extra_id_1>, ...: those the vocabulary lacks are appended to it."""
+    tiktoken_pattern: Literal["v1", "v2", "llama3"] | None = None
+    """Where a text is cut before merging; unset = v2 for a .json vocabulary (Megatron), llama3 for a .tiktoken one."""
+    tiktoken_special_ids: PositiveInt | None = None
+    """Special ids: the first ones of a .json vocabulary (unset = 1000), the last ones of a .tiktoken one (256)."""
 
 
 @component
 class DataConfig:
     """Sources of training text and how samples are made of them."""
 
+    kind: Literal["auto", "gpt", "bert", "t5", "instruction"] = "auto"
+    """What a sample is: text to continue, masked text, text with missing spans, conversations; auto = model.family."""
     path: Paths = ()
     """Token files: `prefix`, `[prefix, ...]` or `[weight, prefix, weight, prefix, ...]` (Megatron's --data-path)."""
     train_path: Paths = ()
@@ -56,11 +70,23 @@ class DataConfig:
     text: Paths = ()
     """jsonl files to tokenize first, into OUTPUT_DIR/data; replaces path."""
     text_key: str = "text"
-    """Key of the jsonl records that holds the document."""
+    """Key of the jsonl records that holds the document; instruction data is read from the key `messages`."""
+    mock: bool = False
+    """Made-up documents of random lengths instead of any source."""
     split: str = "969,30,1"
     """Relative sizes of the train, validation and test part of each source."""
     seq_length: PositiveInt = 1024
     """S, tokens per sample."""
+    decoder_seq_length: PositiveInt = 128
+    """t5: T, tokens per sample of the decoder."""
+    mask_prob: BelowOne = 0.15
+    """bert, t5: share of the tokens to be predicted."""
+    short_seq_prob: Fraction = 0.1
+    """bert, t5: share of the samples that are cut to a random length."""
+    fim_rate: Fraction = 0.0
+    """gpt: share of the documents turned into prefix, suffix, middle (fill-in-the-middle)."""
+    fim_spm_rate: Fraction = 0.5
+    """gpt: share of those that give the suffix first."""
     mask_eod_loss: bool = False
     """No loss where the input token is the end of a document."""
     reset_positions: bool = False

@@ -1,6 +1,6 @@
 """From a YAML file, its presets and `key=value` words to one Config, remembering where every value came from.
 
-Later wins: defaults, preset of the preset, preset, file, command line. A file names its preset with the key `preset`, a
+Later wins: defaults, the run that `init_from` names, preset of the preset, preset, file, command line. A file names its preset with the key `preset`, a
 path relative to the file itself or to the `configs/` folder. Paths that are values (`data.path`, `output_dir`) stay as
 the user wrote them: relative to the working directory.
 """
@@ -58,9 +58,13 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     layers = [] if path is None else _read_file(_find(str(path), Path()), f"file {path}")
     if preset is not None:
         layers = [*_read_preset(preset, Path()), *layers[-1:]]
+    layers.append(words)
+    start = [layer.values["init_from"] for layer in layers if "init_from" in layer.values]
+    if start and start[-1] is not None:
+        layers.insert(0, _read_start(Path(str(start[-1]))))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for layer in [*layers, words]:
+    for layer in layers:
         values |= layer.values
         origins |= dict.fromkeys(layer.values, layer.origin)
     config = _build(values, origins)
@@ -154,6 +158,23 @@ def _read_preset(preset: Any, beside: Path, seen: tuple[Path, ...] = ()) -> list
     if not isinstance(preset, str):
         raise ConfigError(f"`preset` is {yaml_text(preset)}: expected the name of one YAML file")
     return _read_file(_find(preset, beside), f"preset {preset}", seen)
+
+
+def _read_start(run: Path) -> _Layer:
+    """Architecture and tokenizer of the run that training starts from; a model that is no run yet says nothing."""
+    origin = f"init_from {run}"
+    if not (run / "config.yaml").is_file():
+        if (run / "config.json").is_file():
+            return _Layer(origin, {})
+        raise ConfigError(f"init_from {run} is neither a run (config.yaml) nor a Hugging Face model (config.json)")
+    values = flat_values(load_config((run / "config.yaml").resolve()).config)
+    kept = {key: value for key, value in values.items() if key.startswith(("model.", "tokenizer."))}
+    for key in ("tokenizer.model", "tokenizer.vocab", "tokenizer.merges"):
+        if kept[key] and (run / kept[key]).exists():
+            kept[key] = str(run / kept[key])  # files of the run itself are named from there
+    if kept["tokenizer.model"] is None and (run / "tokenizer.model").exists():
+        kept["tokenizer.model"] = str(run / "tokenizer.model")  # trained for the run
+    return _Layer(origin, {key: value for key, value in kept.items() if value is not None})
 
 
 def _find(name: str, beside: Path) -> Path:

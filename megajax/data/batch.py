@@ -6,55 +6,92 @@ Shapes: B batch, S sequence.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from megajax.config.data import DataConfig
+from megajax.config.model import ModelConfig
+from megajax.data.dataset import Batch
 
-Batch = dict[str, np.ndarray]
+
+class RowArray(NamedTuple):
+    """What one sample contributes to an array of a batch."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def batch_arrays(model: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
+    """The arrays of a batch that a model family eats.
+
+    All families: tokens, labels int32 [B, S], loss_mask fp32 [B, S], sample_ids uint32 [B] (dropout keys follow from
+    them); segment_ids int32 [B, S] where tokens see those of their own segment only, padding being one of its own.
+    gpt: positions. bert: positions, token_types, and pair_labels int32 [B] (-1: none). t5: tokens and segment_ids are
+    the encoder's; decoder_tokens, labels, loss_mask and decoder_segment_ids are [B, T].
+    """
+    ids, mask = RowArray((data.seq_length,), np.int32), RowArray((data.seq_length,), np.float32)
+    sample = {"sample_ids": RowArray((), np.uint32)}
+    if model.family == "t5":
+        decoder = RowArray((data.decoder_seq_length,), np.int32)
+        names = ("decoder_tokens", "labels", "decoder_segment_ids")
+        mask = RowArray(decoder.shape, np.float32)
+        return {"tokens": ids, "segment_ids": ids, **dict.fromkeys(names, decoder), "loss_mask": mask, **sample}
+    arrays = {"tokens": ids, "labels": ids, "loss_mask": mask, "positions": ids, **sample}
+    if model.family == "bert":
+        arrays |= {"token_types": ids, "segment_ids": ids}
+        return arrays | ({"pair_labels": RowArray((), np.int32)} if model.pair_task else {})
+    apart = data.reset_attention or data.kind == "instruction"
+    return arrays | ({"segment_ids": ids} if apart else {})
 
 
 def make_batch(samples: Sequence[np.ndarray], sample_ids: np.ndarray, config: DataConfig, eod: int) -> Batch:
-    """Stack samples and derive labels, loss mask, positions and segments (Megatron-LM GPTDataset masks).
+    """Return the `token_batch` of B arrays of at most S+1 tokens each."""
+    tokens = np.zeros((len(samples), config.seq_length + 1), np.int32)
+    for row, sample in zip(tokens, samples, strict=True):
+        row[: len(sample)] = sample
+    return token_batch(tokens, np.array([len(sample) for sample in samples]), sample_ids, config, eod)
 
-    A sample of fewer than S+1 tokens is padded at its end. What is padding follows from its place, never from its id:
-    end-of-document targets keep their loss also where the tokenizer pads with that id.
+
+def token_batch(raw: np.ndarray, lengths: np.ndarray, sample_ids: np.ndarray, config: DataConfig, eod: int) -> Batch:
+    """Derive labels, loss mask, positions and segments of all samples at once (Megatron-LM GPTDataset masks).
+
+    What is padding follows from its place, never from its id: end-of-document targets keep their loss also where the
+    tokenizer pads with that id.
 
     Args:
-        samples: B arrays of at most S+1 real tokens.
+        raw: tokens int32 [B, S+1].
+        lengths: how many of each row are real [B]; the rest of it is padding.
         sample_ids: their global sample numbers [B]; dropout keys follow from them.
         config: S and what happens at the end of a document.
         eod: end-of-document id.
 
     Returns:
         tokens, labels, positions int32 [B, S], loss_mask float32 [B, S], sample_ids uint32 [B]; with `reset_attention`
-        also segment_ids int32 [B, S]: tokens attend to tokens of the same segment only.
+        also segment_ids int32 [B, S]: tokens attend to tokens of the same segment only. Tokens and labels are views of
+        `raw`, positions may be one of a single row: most of the time of a batch would go into copying them.
     """
-    S = config.seq_length
-    raw = np.zeros((len(samples), S + 1), np.int32)
-    for row, sample in zip(raw, samples, strict=True):
-        row[: len(sample)] = sample
-    lengths = np.array([len(sample) for sample in samples])[:, None]
     tokens, labels = raw[:, :-1], raw[:, 1:]
-    steps = np.arange(S, dtype=np.int32)
-    ends = (tokens == eod) & (steps < lengths)
-    begins = np.zeros_like(ends)
-    begins[:, 1:] = ends[:, :-1]
-
-    loss_mask = steps + 1 < lengths
-    if config.mask_eod_loss:
-        loss_mask &= ~ends
+    steps = np.arange(config.seq_length, dtype=np.int32)
+    loss_mask = steps + 1 < lengths[:, None]
     positions = np.broadcast_to(steps, tokens.shape)
-    if config.reset_positions:
-        positions = steps - np.maximum.accumulate(np.where(begins, steps, 0), axis=1)
+    segments = None
+    if config.mask_eod_loss or config.reset_positions or config.reset_attention:
+        ends = (tokens == eod) & (steps < lengths[:, None])
+        begins = np.zeros_like(ends)
+        begins[:, 1:] = ends[:, :-1]
+        if config.mask_eod_loss:
+            loss_mask &= ~ends
+        if config.reset_positions:
+            positions = steps - np.maximum.accumulate(np.where(begins, steps, 0), axis=1)
+        if config.reset_attention:
+            segments = np.cumsum(begins, axis=1, dtype=np.int32)
     batch = {
-        "tokens": np.ascontiguousarray(tokens),
-        "labels": np.ascontiguousarray(labels),
+        "tokens": tokens,
+        "labels": labels,
         "loss_mask": loss_mask.astype(np.float32),
-        "positions": np.ascontiguousarray(positions),
+        "positions": positions,
         # keys only need to differ within a few steps: wrapping after 4e9 samples is harmless
         "sample_ids": sample_ids.astype(np.uint32),
     }
-    if config.reset_attention:
-        batch["segment_ids"] = np.cumsum(begins, axis=1, dtype=np.int32)
-    return batch
+    return batch if segments is None else {**batch, "segment_ids": segments}

@@ -14,7 +14,7 @@ import numpy as np
 
 from megajax.config.base import ConfigError
 from megajax.data.cache import fingerprint, load_or_build
-from megajax.data.gpt import Dataset
+from megajax.data.dataset import Batch, Dataset
 
 _SURPLUS = 1.005
 
@@ -128,6 +128,15 @@ class BlendedDataset:
     def __len__(self) -> int:
         return len(self.dataset_index)
 
-    def __getitem__(self, i: int) -> np.ndarray:
-        """Return the tokens of sample `i`, int32 [<= S+1]."""
-        return self.datasets[self.dataset_index[i]][int(self.dataset_sample_index[i])]
+    def batch(self, sample_ids: np.ndarray) -> Batch:
+        """Return the rows of some samples, gathered source by source."""
+        inside = sample_ids < len(self)
+        where = np.where(inside, sample_ids, 0)
+        sources = np.where(inside, self.dataset_index[where], 0)
+        numbers = np.where(inside, self.dataset_sample_index[where], len(self.datasets[0]))
+        batch: Batch = {}
+        for source in np.unique(sources).tolist():
+            rows = np.flatnonzero(sources == source)
+            for name, array in self.datasets[source].batch(numbers[rows]).items():
+                batch.setdefault(name, np.empty((len(sample_ids), *array.shape[1:]), array.dtype))[rows] = array
+        return {**batch, "sample_ids": sample_ids.astype(np.uint32)}

@@ -13,7 +13,8 @@ import numpy as np
 from megajax.config.base import ConfigError
 from megajax.config.data import DataConfig
 from megajax.data.blend import BlendedDataset, Source, parse_data_path, source_sizes
-from megajax.data.gpt import Dataset, GPTDataset
+from megajax.data.dataset import Dataset
+from megajax.data.gpt import GPTDataset
 from megajax.data.indexed import IndexedDataset
 from megajax.data.splits import SPLITS, document_range, parse_split
 from megajax.data.tokenizers import Tokenizer
@@ -41,7 +42,7 @@ def build_datasets(
     parts: dict[str, tuple[float, float] | None] = dict.fromkeys(SPLITS, (0.0, 1.0))
     if config.path:
         paths, parts = dict.fromkeys(SPLITS, config.path), parse_split(config.split)
-    builder = _SplitBuilder(config, seed, tokenizer.vocab_size)
+    builder = _SplitBuilder(config, seed, tokenizer)
     built: dict[str, Dataset | None] = dict.fromkeys(SPLITS)
     for name in SPLITS:
         part, num_samples = parts[name], sizes.get(name, 0)
@@ -60,8 +61,8 @@ class _Part(NamedTuple):
 class _SplitBuilder:
     """Builds the splits of one configuration, opening every token file once."""
 
-    def __init__(self, config: DataConfig, seed: int, vocab_size: int):
-        self._config, self._seed, self._vocab_size = config, seed, vocab_size
+    def __init__(self, config: DataConfig, seed: int, tokenizer: Tokenizer):
+        self._config, self._seed, self._tokenizer = config, seed, tokenizer
         self._open = cache(IndexedDataset)
 
     def build(
@@ -101,11 +102,12 @@ class _SplitBuilder:
             self._open(part.source.prefix),
             part.indices,
             num_samples,
-            self._config.seq_length,
+            self._config,
             self._seed,
             name,
+            self._tokenizer.eod_id,
             cache_dir=self._cache_dir(part),
-            vocab_size=self._vocab_size,
+            vocab_size=self._tokenizer.vocab_size,
         )
 
     def _blend(self, name: str, parts: Sequence[_Part], num_samples: int | None) -> BlendedDataset:

@@ -7,27 +7,17 @@ Shapes: S sequence, n samples, E epochs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from megajax.config.base import ConfigError
+from megajax.config.data import DataConfig
+from megajax.data.batch import token_batch
 from megajax.data.cache import fingerprint, load_or_build
-from megajax.data.indexed import IndexedDataset
-
-
-class Dataset(Protocol):
-    """A pure function from sample number to tokens."""
-
-    fingerprint: str
-    """Hash of the order: equal fingerprints mean that sample numbers mean the same samples."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        """Return the tokens of sample `i`, int32 [<= S+1]: real tokens only, padding is the batch's business."""
-        ...
+from megajax.data.dataset import Batch
 
 
 class SampleOrder(NamedTuple):
@@ -64,15 +54,15 @@ def build_sample_order(
     before_last = _samples_before_separate_epoch(tokens, epochs, num_samples, seq_length)
 
     rng = np.random.RandomState(seed)
-    indices = indices.astype(np.int32)
+    words = indices.astype(np.int64)  # NumPy shuffles words faster than anything smaller
     if before_last is None:
-        documents = _shuffle_blocks(rng, np.tile(indices, epochs))
+        documents = _shuffle_blocks(rng, np.tile(words, epochs))
     else:
-        documents = _shuffle_blocks(rng, np.tile(indices, epochs - 1), indices.copy())
+        documents = _shuffle_blocks(rng, np.tile(words, epochs - 1), words)
+    documents = documents.astype(np.int32)
     starts = sample_starts(lengths[documents], samples, seq_length)
-    order = np.arange(samples, dtype=np.uint32 if samples < 2**32 - 2 else np.int64)
-    shuffled = _shuffle_blocks(rng, *np.split(order, [] if before_last is None else [before_last]))
-    return SampleOrder(documents, starts, shuffled)
+    shuffled = _shuffle_blocks(rng, *np.split(np.arange(samples), [] if before_last is None else [before_last]))
+    return SampleOrder(documents, starts, shuffled.astype(np.uint32 if samples < 2**32 - 2 else np.int64))
 
 
 def _samples_before_separate_epoch(tokens: int, epochs: int, num_samples: int | None, seq_length: int) -> int | None:
@@ -91,7 +81,7 @@ def _samples_before_separate_epoch(tokens: int, epochs: int, num_samples: int | 
 def _shuffle_blocks(rng: np.random.RandomState, *blocks: np.ndarray) -> np.ndarray:
     for block in blocks:
         rng.shuffle(block)
-    return np.concatenate(blocks)
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
 def sample_starts(lengths: np.ndarray, samples: int, seq_length: int) -> np.ndarray:
@@ -109,6 +99,19 @@ def sample_starts(lengths: np.ndarray, samples: int, seq_length: int) -> np.ndar
     return np.stack([position, offset], axis=1).astype(np.int32 if small else np.int64)
 
 
+class Tokens(Protocol):
+    """What samples are cut from: an `IndexedDataset`, or the like."""
+
+    bin_path: Path
+    dtype: np.dtype
+    lengths: np.ndarray
+    pointers: np.ndarray
+
+    def gather(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """Return the tokens from each start to its stop, numbered through the whole file, end to end."""
+        ...
+
+
 class GPTDataset:
     """Samples of S+1 tokens over some sequences of one token file.
 
@@ -116,11 +119,14 @@ class GPTDataset:
         indexed: the token file.
         indices: the sequences of it that may be used, int32.
         num_samples: at least this many samples, over as many epochs as that takes; None = one epoch.
-        seq_length: S.
+        config: S, and what happens at the end of a document.
         seed: of the shuffles.
         name: of the split, for messages.
+        eod: end-of-document id.
         cache_dir: where the order is kept.
         vocab_size: ids at or above it are refused when read; unset = not checked.
+        rewrite: changes the rows of a batch in place, given them [B, S+1] and their sample numbers [B], and returns how
+            many tokens each has then.
 
     Raises:
         ConfigError: not a single sample can be made; on reading, a token id outside the vocabulary.
@@ -128,16 +134,20 @@ class GPTDataset:
 
     def __init__(
         self,
-        indexed: IndexedDataset,
+        indexed: Tokens,
         indices: np.ndarray,
         num_samples: int | None,
-        seq_length: int,
+        config: DataConfig,
         seed: int,
         name: str,
+        eod: int,
         cache_dir: Path,
         vocab_size: int | None = None,
+        rewrite: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
     ):
-        self._indexed, self._vocab_size = indexed, vocab_size
+        self._indexed, self._config, self._eod = indexed, config, eod
+        self._vocab_size, self._rewrite = vocab_size, rewrite
+        seq_length = config.seq_length
         lengths = indexed.lengths[indices]
         tokens = int(lengths.sum(dtype=np.int64))
         if tokens < (seq_length + 1 if num_samples is None else 1):
@@ -158,18 +168,36 @@ class GPTDataset:
     def __len__(self) -> int:
         return len(self.order.shuffle_index)
 
-    def __getitem__(self, i: int) -> np.ndarray:
-        """Return the tokens of sample `i`, int32 [S+1]; neighbours in the joined documents share one token."""
-        row = self.order.shuffle_index[i]
-        (first, start), (last, end) = self.order.sample_index[row : row + 2].tolist()
-        pieces = []
-        for position in range(first, last + 1):
-            offset = start if position == first else 0
-            length = end + 1 - offset if position == last else None
-            pieces.append(self._indexed.get(self.order.document_index[position], offset, length))
-        tokens = np.concatenate(pieces)
+    def batch(self, sample_ids: np.ndarray) -> Batch:
+        """Return the rows of some samples."""
+        real = sample_ids < len(self)
+        numbers = np.where(real, sample_ids, 0)
+        tokens = self.tokens(numbers)
+        lengths = np.full(len(tokens), self._config.seq_length + 1)
+        if self._rewrite:
+            lengths = self._rewrite(tokens, numbers)
+        tokens[~real], lengths[~real] = 0, 0
+        return token_batch(tokens, lengths, sample_ids, self._config, self._eod)
+
+    def tokens(self, sample_ids: np.ndarray) -> np.ndarray:
+        """Return the tokens of some samples, int32 [B, S+1]; neighbours in the joined documents share one token.
+
+        A sample is the end of a document, whole documents and the beginning of one, or a part of one.
+        """
+        rows = self.order.shuffle_index[sample_ids].astype(np.int64)
+        (first, start), (last, end) = (self.order.sample_index[row].astype(np.int64).T for row in (rows, rows + 1))
+        pieces = last - first + 1
+        heads = np.cumsum(pieces) - pieces
+        tails = heads + pieces - 1
+        positions = np.arange(pieces.sum()) + np.repeat(first - heads, pieces)
+        documents = self.order.document_index[positions]
+        starts = self._indexed.pointers[documents] // self._indexed.dtype.itemsize
+        stops = starts + self._indexed.lengths[documents]
+        stops[tails] = starts[tails] + end + 1
+        starts[heads] += start
+        tokens = self._indexed.gather(starts, stops)
         self._check_vocabulary(tokens)
-        return tokens.astype(np.int32)
+        return tokens.astype(np.int32).reshape(len(sample_ids), -1)
 
     def _check_vocabulary(self, tokens: np.ndarray) -> None:
         if self._vocab_size is None:

@@ -12,9 +12,7 @@ import grain
 import numpy as np
 
 from megajax.config.base import ConfigError
-from megajax.config.data import DataConfig
-from megajax.data.batch import Batch, make_batch
-from megajax.data.gpt import Dataset
+from megajax.data.dataset import Batch, Dataset
 
 
 class Loader:
@@ -22,8 +20,7 @@ class Loader:
 
     Args:
         dataset: where samples come from.
-        config: how batches are made of them, and how many to read ahead.
-        eod: end-of-document id.
+        prefetch: batches to read ahead; 0 = read when asked for.
         batch_size_at: global batch size after so many consumed samples (it may ramp up).
         batches: how many.
         consumed_samples: where to start.
@@ -36,15 +33,14 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset,
-        config: DataConfig,
-        eod: int,
+        prefetch: int,
         batch_size_at: Callable[[int], int],
         batches: int,
         consumed_samples: int = 0,
         rows: Callable[[int], np.ndarray] = np.arange,
     ):
         self.dataset = dataset
-        self._config, self._eod, self._rows = config, eod, rows
+        self._prefetch, self._rows = prefetch, rows
         self._edges = [consumed_samples]
         while len(self) < batches:
             self._edges.append(self._edges[-1] + batch_size_at(self._edges[-1]))
@@ -62,12 +58,11 @@ class Loader:
         """Read batch `i` from the start of this loader."""
         consumed, end = self._edges[i : i + 2]
         sample_ids = consumed + self._rows(end - consumed)
-        samples = [self.dataset[sample] for sample in sample_ids.tolist()]
-        return consumed, make_batch(samples, sample_ids, self._config, self._eod)
+        return consumed, self.dataset.batch(sample_ids)
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         """Iterate with read-ahead; an error while reading surfaces at the batch that it concerns."""
-        if self._config.prefetch == 0:
+        if self._prefetch == 0:
             return (self[i] for i in range(len(self)))
-        ahead = grain.ReadOptions(num_threads=self._config.prefetch, prefetch_buffer_size=self._config.prefetch)
+        ahead = grain.ReadOptions(num_threads=self._prefetch, prefetch_buffer_size=self._prefetch)
         return iter(grain.MapDataset.source(self).to_iter_dataset(ahead))

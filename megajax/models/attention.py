@@ -13,6 +13,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from megajax.config.model import ModelConfig
+from megajax.models.attention_kernels import Pattern
 from megajax.models.context import Context
 from megajax.models.dropout import dropout
 from megajax.models.init import normal, zeros
@@ -24,8 +25,9 @@ from megajax.models.rope import rotate
 class Attention(nnx.Module):
     """Project, attend, project back."""
 
-    def __init__(self, key: jax.Array, config: ModelConfig) -> None:
+    def __init__(self, key: jax.Array, config: ModelConfig, *, causal: bool = True) -> None:
         """Draw the weights of one layer."""
+        self.causal, self.window, self.scale = causal, config.window, config.attention_scale
         d, k, h = config.hidden_size, config.kv_heads, config.head_size
         group = config.num_heads // k
         qkv_key, out_key = jax.random.split(key)
@@ -59,6 +61,10 @@ class Attention(nnx.Module):
             q, k = rotate(q, context.angles), rotate(k, context.angles)
         return q, k, v
 
+    def pattern(self, context: Context) -> Pattern:
+        """Who looks at whom."""
+        return Pattern(self.causal, self.window, self.scale, context.bias)
+
     def output(self, heads: jax.Array, context: Context) -> jax.Array:
         """[B, S, N, H] -> [B, S, D]; the bias is replicated over `tensor`, so it is added after the sum over heads."""
         y = context.layout.leave_tensor(linear(heads, self.out[...], contract=2))
@@ -73,6 +79,7 @@ class Attention(nnx.Module):
             axes = ("batch", "kv_heads", None, "sequence", None)
             return dropout(probabilities, self.dropout_rate, context.keys, "attention", layout, axes, tokens=3)
 
-        heads = layout.attention(q, k, v, context.segment_ids, drop if self.dropout_rate else None)
+        dropping = drop if self.dropout_rate else None
+        heads = layout.attention(q, k, v, self.pattern(context), context.segment_ids, dropping)
         heads = checkpoint_name(heads, "attention_out")
         return self.output(heads, context)

@@ -1,4 +1,4 @@
-"""Causal grouped-query attention, two ways: plain XLA (any device, any mask) and cuDNN's flash attention (GPU).
+"""Grouped-query attention, two ways: plain XLA (any device, any pattern) and cuDNN's flash attention (GPU).
 
 Shapes: B batch, S queries, T keys, N query heads, K key/value heads, H head dim; G = N / K queries per key.
 """
@@ -6,33 +6,79 @@ Shapes: B batch, S queries, T keys, N query heads, K key/value heads, H head dim
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+Places = np.ndarray | jax.Array
+"""Places in a sequence, [S], or [B, S] where every sequence has its own."""
+Bias = Callable[[Places, Places], jax.Array]
+"""Places of queries and keys -> what is added to their scores, fp32 [N, S, T] ([B, N, S, T])."""
 
-def visible(
-    q_places: np.ndarray | jax.Array,
-    k_places: np.ndarray | jax.Array,
-    q_segments: jax.Array | None,
-    k_segments: jax.Array | None,
-) -> jax.Array:
-    """Which key a query may look at: none after it, none of another document.
 
-    Args:
-        q_places: [S] place of each query in its sequence.
-        k_places: [T] place of each key.
-        q_segments: [B, S] document numbers, or None for one document.
-        k_segments: [B, T].
+class Pattern(NamedTuple):
+    """Who looks at whom, and how hard."""
 
-    Returns:
-        [B or 1, S, T] bool.
+    causal: bool = True
+    """A query sees no key after it."""
+    window: int | None = None
+    """A query sees itself and the window - 1 keys before it."""
+    scale: float | None = None
+    """Factor of the scores; None = 1 / sqrt(H)."""
+    bias: Bias | None = None
+    """Added to the scaled scores."""
+
+    @property
+    def plain(self) -> bool:
+        """Causal and nothing else."""
+        return self == Pattern()
+
+    def visible(
+        self,
+        q_places: Places,
+        k_places: Places,
+        q_segments: jax.Array | None = None,
+        k_segments: jax.Array | None = None,
+    ) -> jax.Array:
+        """Which keys a query may look at.
+
+        Args:
+            q_places: of the queries, [S] or [B, S].
+            k_places: of the keys, [T] or [B, T].
+            q_segments: [B, S] document numbers, or None for one document.
+            k_segments: [B, T].
+
+        Returns:
+            [B or 1, S, T] bool.
+        """
+        q, k = (jnp.atleast_2d(jnp.asarray(places)) for places in (q_places, k_places))
+        q, k = q[:, :, None], k[:, None, :]
+        mask = q >= k if self.causal else jnp.ones(jnp.broadcast_shapes(q.shape, k.shape), bool)
+        if self.window is not None:
+            mask = mask & (q - k < self.window)
+        if q_segments is not None and k_segments is not None:
+            mask = mask & (q_segments[:, :, None] == k_segments[:, None, :])
+        return mask
+
+
+def alibi(heads: int) -> Bias:
+    """Scores fall off with distance, in every head at another rate (2108.12409 §3).
+
+    The rates are 2^(-8 n / N) for a power of two N; other numbers of heads take every second rate of the next power of
+    two for the rest.
     """
-    mask = (jnp.asarray(q_places)[:, None] >= jnp.asarray(k_places)[None, :])[None]
-    if q_segments is not None and k_segments is not None:
-        mask = mask & (q_segments[:, :, None] == k_segments[:, None, :])
-    return mask
+    power = 2 ** (heads.bit_length() - 1)
+    rates = [2 ** (-8 * n / power) for n in range(1, power + 1)]
+    rates += [2 ** (-4 * n / power) for n in range(1, 2 * (heads - power) + 1, 2)]
+    slopes = np.array(rates, np.float32)[:, None, None]
+
+    def bias(q_places: Places, k_places: Places) -> jax.Array:
+        distance = jnp.asarray(k_places)[..., None, None, :] - jnp.asarray(q_places)[..., None, :, None]
+        return jnp.asarray(slopes) * distance.astype(jnp.float32)
+
+    return bias
 
 
 def xla_attention(
@@ -41,6 +87,8 @@ def xla_attention(
     v: jax.Array,
     mask: jax.Array,
     drop: Callable[[jax.Array], jax.Array] | None = None,
+    bias: jax.Array | None = None,
+    scale: float | None = None,
 ) -> jax.Array:
     """softmax(Q K^T / sqrt(H)) V with scores and softmax in fp32 (1706.03762, eq. 1).
 
@@ -50,6 +98,8 @@ def xla_attention(
         v: [B, T, K, H].
         mask: [B or 1, S, T] which keys are visible.
         drop: dropout, applied to the probabilities [B, K, G, S, T] (fp32).
+        bias: [N, S, T] or [B, N, S, T], added to the scores (fp32).
+        scale: instead of 1 / sqrt(H).
 
     Returns:
         [B, S, N, H] in q's dtype.
@@ -57,7 +107,10 @@ def xla_attention(
     batch, queries, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     q = q.reshape(batch, queries, kv_heads, heads // kv_heads, head_dim)
-    scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
+    scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32)
+    scores = scores * (head_dim**-0.5 if scale is None else scale)
+    if bias is not None:
+        scores += bias.reshape(*bias.shape[:-3], kv_heads, heads // kv_heads, *bias.shape[-2:])
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
     probabilities = jax.nn.softmax(scores, axis=-1)
     if drop is not None:

@@ -1,4 +1,4 @@
-"""One pre-norm transformer block, and many of them as one scan.
+"""One transformer block, and many of them as one scan.
 
 Shapes: B batch, S sequence, D embed, L layers.
 """
@@ -6,6 +6,7 @@ Shapes: B batch, S sequence, D embed, L layers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,50 +16,63 @@ from jax.ad_checkpoint import checkpoint_name
 from megajax.config.model import ModelConfig
 from megajax.models.attention import Attention
 from megajax.models.context import Context
-from megajax.models.dropout import dropout, layer_keys
+from megajax.models.dropout import Site, dropout, layer_keys
+from megajax.models.losses import Losses
 from megajax.models.mlp import Mlp
 from megajax.models.norm import Norm
 
 RESIDUAL = ("batch", "residual_sequence", None)
 Attend = Callable[[jax.Array, Context], jax.Array]
-Remat = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
+Branch = Callable[[jax.Array], jax.Array]
+Remat = Callable[[Callable[..., Any]], Callable[..., Any]]
+M = TypeVar("M", bound=nnx.Module)
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then the same with the MLP."""
+    """x + attention(norm(x)), then the same with the MLP; with norms after the sums, norm(x + attention(x))."""
 
-    def __init__(self, key: jax.Array, config: ModelConfig) -> None:
+    def __init__(self, key: jax.Array, config: ModelConfig, *, causal: bool = True) -> None:
         """Draw the weights of one layer."""
         attention_key, mlp_key = jax.random.split(key)
         self.dropout_rate = config.hidden_dropout
+        self.pre_norm = config.norm_placement == "pre"
         self.attention_norm = Norm(config.hidden_size, config)
-        self.attention = Attention(attention_key, config)
+        self.attention = Attention(attention_key, config, causal=causal)
         self.mlp_norm = Norm(config.hidden_size, config)
         self.mlp = Mlp(mlp_key, config)
 
-    def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-        """[B, S, D] residual stream -> [B, S, D]."""
+    def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
+        """[B, S, D] residual stream -> [B, S, D], and the losses that arise inside."""
         return self.residual(x, context, self.attention)
 
-    def residual(self, x: jax.Array, context: Context, attend: Attend) -> jax.Array:
+    def residual(self, x: jax.Array, context: Context, attend: Attend) -> tuple[jax.Array, Losses]:
         """The block with its attention replaced by `attend` (decoding attends to a cache)."""
         x = checkpoint_name(x, "block_input")
-        branch = attend(self.attention_norm(x), context)
-        x = x + dropout(branch, self.dropout_rate, context.keys, "attention_output", context.layout, RESIDUAL)
+        x = self._join(x, lambda x: attend(x, context), self.attention_norm, context, "attention_output")
         x = checkpoint_name(x, "attention_residual")
-        branch = self.mlp(self.mlp_norm(x), context)
-        return x + dropout(branch, self.dropout_rate, context.keys, "mlp_output", context.layout, RESIDUAL)
+        x = self._join(x, lambda x: self.mlp(x, context), self.mlp_norm, context, "mlp_output")
+        return x, {}
+
+    def _join(self, x: jax.Array, branch: Branch, norm: Norm, context: Context, site: Site) -> jax.Array:
+        """The residual stream after a branch."""
+        y = branch(norm(x) if self.pre_norm else x)
+        x = x + dropout(y, self.dropout_rate, context.keys, site, context.layout, RESIDUAL)
+        return x if self.pre_norm else norm(x)
 
 
 def stack_blocks(key: jax.Array, config: ModelConfig) -> Block:
     """All layers as one Block whose weights have a leading dimension L; layer i depends on (key, i) alone."""
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(config.num_layers))
-    return jax.vmap(lambda k: Block(k, config))(keys)
+    return stack_layers(key, config.num_layers, lambda key: Block(key, config, causal=config.causal))
+
+
+def stack_layers(key: jax.Array, count: int, layer: Callable[[jax.Array], M]) -> M:
+    """`count` modules as one whose weights have a leading dimension; the i-th depends on (key, i) alone."""
+    return jax.vmap(layer)(jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count)))
 
 
 def run_blocks(
-    blocks: Block, x: jax.Array, context: Context, remat: Remat = lambda f: f, first_layer: jax.Array | int = 0
-) -> jax.Array:
+    blocks: nnx.Module, x: jax.Array, context: Context, remat: Remat = lambda f: f, first_layer: jax.Array | int = 0
+) -> tuple[jax.Array, Losses]:
     """Run stacked blocks one after the other: compile time does not grow with depth.
 
     Args:
@@ -67,13 +81,16 @@ def run_blocks(
         context: see `Context`; its keys are those of the samples.
         remat: wraps the layer function with the rematerialisation policy.
         first_layer: number of blocks' first layer in the model (a pipeline stage starts further up).
+
+    Returns:
+        [B, S, D], and the sums over the layers of the losses that arise inside.
     """
 
-    def layer(x: jax.Array, block: Block, number: jax.Array) -> jax.Array:
+    def layer(x: jax.Array, block: Any, number: jax.Array) -> tuple[jax.Array, Losses]:
         keys = None if context.keys is None else layer_keys(context.keys, number + 1)
         return context.layout.weights(block)(x, context._replace(keys=keys))
 
     numbers = first_layer + jnp.arange(jax.tree.leaves(blocks)[0].shape[0])
     layer = remat(layer)
-    x, _ = jax.lax.scan(lambda x, inputs: (layer(x, *inputs), None), x, (blocks, numbers))
-    return x
+    x, losses = jax.lax.scan(lambda x, inputs: layer(x, *inputs), x, (blocks, numbers))
+    return x, jax.tree.map(lambda loss: loss.sum(0), losses)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 
+from megajax.models.attention_kernels import Bias
 from megajax.models.layout import Layout
 from megajax.models.rope import Angles
 
@@ -21,3 +22,9 @@ class Context(NamedTuple):
     """Rotary angles of every position."""
     keys: jax.Array | None = None
     """[B] dropout keys, one a sample; None switches dropout off."""
+    weights: jax.Array | None = None
+    """[B, S] fp32 weights of the token losses, in training: losses that arise inside blocks go by them."""
+    bias: Bias | None = None
+    """Attention bias of all blocks."""
+    memory: tuple[jax.Array, jax.Array | None] | None = None
+    """Encoder output [B, S, D] and its segments [B, S], which the blocks of a decoder look at."""

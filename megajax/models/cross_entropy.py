@@ -1,7 +1,8 @@
 """LM head and cross-entropy in one operator that never holds the logits of more than one chunk of tokens.
 
 The gradient of a softmax cross-entropy is known in closed form (softmax minus one-hot), so the forward pass already
-computes dx and dW chunk by chunk and the backward pass only scales them: no logits are kept and none are recomputed.
+computes dx, dW and db chunk by chunk and the backward pass only scales them: no logits are kept and none are
+recomputed.
 
 Shapes: B batch, S sequence, T = B S tokens, C tokens of a chunk, D embed, V vocabulary rows of this shard.
 """
@@ -16,6 +17,8 @@ import jax
 import jax.numpy as jnp
 
 CHUNK_LOGITS = 2**25  # fp32 logits alive at a time: 128 MiB
+Sums = tuple[jax.Array, jax.Array | None]
+"""Gradients of head [V, D] and bias [V], fp32."""
 
 
 class LinearLoss(NamedTuple):
@@ -27,6 +30,8 @@ class LinearLoss(NamedTuple):
     """[T, D]."""
     dhead: jax.Array
     """[V, D] fp32."""
+    dbias: jax.Array | None
+    """[V] fp32, where the head has a bias."""
 
 
 def identity(x: jax.Array) -> jax.Array:
@@ -71,6 +76,7 @@ def chunked_loss(
     weights: jax.Array,
     loss_fn: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
     with_gradients: bool,
+    bias: jax.Array | None = None,
 ) -> LinearLoss:
     """Sum of weighted token losses and, if asked for, its gradients, one chunk of tokens after the other.
 
@@ -80,33 +86,42 @@ def chunked_loss(
         labels: [T].
         weights: [T] fp32 loss mask, times the loss scale.
         loss_fn: `token_losses` with everything but logits and labels bound.
-        with_gradients: False gives dx and dhead of size zero.
+        with_gradients: False gives dx, dhead and dbias of size zero.
+        bias: [V] added to the logits.
     """
     tokens, chunk = x.shape[0], chunk_size(x.shape[0], head.shape[0])
 
-    def one_chunk(dhead: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def one_chunk(sums: Sums, inputs: tuple[jax.Array, ...]) -> tuple[Sums, tuple[jax.Array, jax.Array]]:
         x, labels, weights = inputs
         logits = jnp.einsum("cd,vd->cv", x, head, preferred_element_type=jnp.float32)
+        if bias is not None:
+            logits += bias
         losses, probabilities, one_hot = loss_fn(logits, labels)
         loss = jnp.sum(jnp.where(weights == 0, 0.0, losses * weights))
         if not with_gradients:
-            return dhead, (loss, x[:, :0])
-        dlogits = ((probabilities - one_hot) * weights[:, None]).astype(x.dtype)
+            return sums, (loss, x[:, :0])
+        dhead, dbias = sums
+        dlogits = (probabilities - one_hot) * weights[:, None]
+        if dbias is not None:
+            dbias += dlogits.sum(axis=0)
+        dlogits = dlogits.astype(x.dtype)
         dhead += jnp.einsum("cv,cd->vd", dlogits, x, preferred_element_type=jnp.float32)
-        return dhead, (loss, jnp.einsum("cv,vd->cd", dlogits, head))
+        return (dhead, dbias), (loss, jnp.einsum("cv,vd->cd", dlogits, head))
 
-    dhead = jnp.zeros(head.shape if with_gradients else (0, 0), jnp.float32)
+    sums: Sums = jax.tree.map(
+        lambda a: jnp.zeros(a.shape if with_gradients else (0,) * a.ndim, jnp.float32), (head, bias)
+    )
     if chunk == tokens:
-        dhead, (loss, dx) = one_chunk(dhead, (x, labels, weights))
-        return LinearLoss(loss, dx, dhead)
+        (dhead, dbias), (loss, dx) = one_chunk(sums, (x, labels, weights))
+        return LinearLoss(loss, dx, dhead, dbias)
     count = -(-tokens // chunk)
     padding = count * chunk - tokens  # tokens of weight 0 fill up the last chunk
 
     def chunked(a: jax.Array) -> jax.Array:
         return jnp.pad(a, [(0, padding)] + [(0, 0)] * (a.ndim - 1)).reshape(count, chunk, *a.shape[1:])
 
-    dhead, (losses, dx) = jax.lax.scan(one_chunk, dhead, (chunked(x), chunked(labels), chunked(weights)))
-    return LinearLoss(losses.sum(), dx.reshape(count * chunk, -1)[:tokens], dhead)
+    (dhead, dbias), (losses, dx) = jax.lax.scan(one_chunk, sums, (chunked(x), chunked(labels), chunked(weights)))
+    return LinearLoss(losses.sum(), dx.reshape(count * chunk, -1)[:tokens], dhead, dbias)
 
 
 def chunk_size(tokens: int, vocab: int) -> int:
@@ -118,9 +133,14 @@ def chunk_size(tokens: int, vocab: int) -> int:
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def linear_cross_entropy(
-    x: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array, vocab_size: int
+    x: jax.Array,
+    head: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    vocab_size: int,
+    bias: jax.Array | None = None,
 ) -> jax.Array:
-    """Sum over tokens of weight x cross-entropy of softmax(x head^T), scalar fp32.
+    """Sum over tokens of weight x cross-entropy of softmax(x head^T + bias), scalar fp32.
 
     Args:
         x: [B, S, D] output of the final norm.
@@ -128,26 +148,34 @@ def linear_cross_entropy(
         labels: [B, S] ids of the next tokens.
         weights: [B, S] fp32 loss mask (times the loss scale under fp16).
         vocab_size: ids that count.
+        bias: [V] of the head.
     """
-    return _local(x, head, labels, weights, vocab_size, with_gradients=False).loss
+    return _local(x, head, labels, weights, vocab_size, bias, with_gradients=False).loss
 
 
 def _local(
-    x: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array, vocab_size: int, with_gradients: bool
+    x: jax.Array,
+    head: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    vocab_size: int,
+    bias: jax.Array | None,
+    with_gradients: bool,
 ) -> LinearLoss:
     loss_fn = partial(token_losses, columns=jnp.arange(head.shape[0]), vocab_size=vocab_size)
     flat = x.reshape(-1, x.shape[-1])
-    return chunked_loss(flat, head, labels.reshape(-1), weights.reshape(-1), loss_fn, with_gradients)
+    return chunked_loss(flat, head, labels.reshape(-1), weights.reshape(-1), loss_fn, with_gradients, bias)
 
 
-def _forward(x, head, labels, weights, vocab_size):  # type: ignore[no-untyped-def]
-    out = _local(x, head, labels, weights, vocab_size, with_gradients=True)
-    return out.loss, (out.dx.reshape(x.shape), out.dhead.astype(head.dtype))
+def _forward(x, head, labels, weights, vocab_size, bias):  # type: ignore[no-untyped-def]
+    out = _local(x, head, labels, weights, vocab_size, bias, with_gradients=True)
+    dbias = None if bias is None else out.dbias.astype(bias.dtype)
+    return out.loss, (out.dx.reshape(x.shape), out.dhead.astype(head.dtype), dbias)
 
 
 def _backward(vocab_size, gradients, cotangent):  # type: ignore[no-untyped-def]
-    dx, dhead = gradients
-    return (dx * cotangent).astype(dx.dtype), (dhead * cotangent).astype(dhead.dtype), None, None
+    dx, dhead, dbias = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
+    return dx, dhead, None, None, dbias
 
 
 linear_cross_entropy.defvjp(_forward, _backward)

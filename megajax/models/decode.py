@@ -3,7 +3,11 @@
 Prompts of different lengths share a batch, padded at the right. A row's next token is written at that row's own length,
 over the padding, before anything attends to it, so padding is never seen.
 
-Shapes: B rows, P prompt tokens, C cache length, L layers, N heads, K kv heads, H head dim, V vocabulary that counts.
+`generate` makes all tokens in one go. To look at them meanwhile, call `begin` and then `advance`, as often as you like:
+the tokens are the same.
+
+Shapes: B rows, P prompt tokens, C cache length, L layers, N heads, K kv heads, H head dim, D embed, V vocabulary that
+counts.
 """
 
 from __future__ import annotations
@@ -14,70 +18,176 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from megajax.models.attention_kernels import xla_attention
 from megajax.models.block import Block
 from megajax.models.context import Context
 from megajax.models.gpt import Gpt
-from megajax.models.layout import Layout
+from megajax.models.layout import Layout, attend
 from megajax.models.sampling import Sampling, choose_token
+from megajax.models.scoring import score_tokens, token_log_probabilities
+
+ONE_DEVICE = Layout()
 
 
 class Cache(NamedTuple):
-    """Keys and values of every position so far, [L, B, C, K, H] each."""
+    """Keys and values of every position so far, [L, B, C, K, H] each: rows cut over replicas, heads over `tensor`."""
 
     keys: jax.Array
     values: jax.Array
 
 
-class Generated(NamedTuple):
-    """Tokens after the prompts."""
+class Generation(NamedTuple):
+    """Prompts and what has followed them so far; what comes after a row's end is not meaningful."""
 
     tokens: jax.Array
-    """[B, new] int32; what follows a row's end is not meaningful."""
+    """[B, new] int32."""
+    log_probabilities: jax.Array
+    """[B, new] fp32, of each of them under the model itself, before temperature and filters."""
     lengths: jax.Array
-    """[B] new tokens of each row, the end-of-document token included."""
+    """[B] new tokens of each row, the end token included."""
     stopped: jax.Array
     """[B] bool, True where an end token came (finish reason "stop"), False where the room ran out ("length")."""
+    prompt_log_probabilities: jax.Array
+    """[B, P - 1] fp32 of every token of the prompt but the first, or [B, 0] if not asked for."""
+    made: jax.Array
+    """Scalar, new tokens of the row that has most."""
+    starts: jax.Array
+    """[B] length of every prompt."""
+    keys: jax.Array
+    """[B] random keys of the rows."""
+    hidden: jax.Array
+    """[B, D] at every row's newest token."""
+    cache: Cache
 
 
-def empty_cache(model: Gpt, rows: int, length: int) -> Cache:
+def empty_cache(model: Gpt, rows: int, length: int, layout: Layout = ONE_DEVICE) -> Cache:
     """A cache for `rows` sequences of at most `length` tokens."""
     c = model.config
-    shape = (c.num_layers, rows, length, c.kv_heads, c.head_size)
-    return Cache(jnp.zeros(shape, model.word_embedding.dtype), jnp.zeros(shape, model.word_embedding.dtype))
+    zeros = jnp.zeros((c.num_layers, rows, length, c.kv_heads, c.head_size), model.word_embedding.dtype)
+    return Cache(*[layout.shard(zeros, None, "batch", None, "kv_heads", None)] * 2)
 
 
-def extend(model: Gpt, cache: Cache, tokens: jax.Array, start: jax.Array) -> tuple[jax.Array, Cache]:
+def extend(
+    model: Gpt, cache: Cache, tokens: jax.Array, start: jax.Array, layout: Layout = ONE_DEVICE
+) -> tuple[jax.Array, Cache]:
     """Append tokens [B, S] at positions start [B], start + 1, ...; returns hidden states [B, S, D] and the cache."""
-    positions = start[:, None] + jnp.arange(tokens.shape[1])
-    batch = {"tokens": tokens, "positions": positions}
-    context = model.context(batch, Layout(), keys=None)
-    visible = positions[:, :, None] >= jnp.arange(cache.keys.shape[2])
+    places = start[:, None] + jnp.arange(tokens.shape[1])
+    cached = jnp.arange(cache.keys.shape[2])
+    batch = {"tokens": tokens, "positions": places}
+    context = model.context(batch, layout, keys=None)
 
     def layer(
         x: jax.Array, inputs: tuple[Block, jax.Array, jax.Array]
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        block, keys, values = inputs
+        block, keys, values = layout.weights(inputs[0]), *inputs[1:]
 
-        def attend(x: jax.Array, context: Context) -> jax.Array:
+        def look_back(x: jax.Array, context: Context) -> jax.Array:
             nonlocal keys, values
-            q, k, v = block.attention.project(x, context)
-            keys, values = _write(keys, k, start), _write(values, v, start)
-            return block.attention.output(xla_attention(q, keys, values, visible), context)
+            attention = block.attention
+            q, k, v = attention.project(x, context)
+            keys, values = _write(keys, k, start, layout), _write(values, v, start, layout)
+            heads = attend(q, keys, values, attention.pattern(context), (places, cached), (None, None))
+            return attention.output(heads, context)
 
-        x = block.residual(x, context, attend)
+        x, _ = block.residual(x, context, look_back)
         return x, (keys, values)
 
     x, (keys, values) = jax.lax.scan(layer, model.embed(batch, context), (model.blocks, cache.keys, cache.values))
     return model.final_norm(x), Cache(keys, values)
 
 
-def _write(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+def _write(cache: jax.Array, new: jax.Array, start: jax.Array, layout: Layout) -> jax.Array:
     """Put new [B, S, K, H] into cache [B, C, K, H] at each row's own start."""
-    return jax.vmap(lambda row, x, at: jax.lax.dynamic_update_slice_in_dim(row, x, at, axis=0))(cache, new, start)
+    cache = jax.vmap(lambda row, x, at: jax.lax.dynamic_update_slice_in_dim(row, x, at, axis=0))(cache, new, start)
+    return layout.shard(cache, "batch", None, "kv_heads", None)
 
 
-@partial(jax.jit, static_argnames=("new_tokens", "sampling", "end_ids"))
+@partial(jax.jit, static_argnames=("new_tokens", "layout", "score_prompts"))
+def begin(
+    model: Gpt,
+    prompts: jax.Array,
+    lengths: jax.Array,
+    seed: jax.Array,
+    *,
+    new_tokens: int,
+    rows: jax.Array | None = None,
+    layout: Layout = ONE_DEVICE,
+    score_prompts: bool = False,
+) -> Generation:
+    """Read the prompts.
+
+    Args:
+        model: weights in the dtype to compute in, where `layout` has them.
+        prompts: [B, P] ids, padded at the right.
+        lengths: [B] real tokens of each prompt, at least 1.
+        seed: of the sampling; row i draws from (seed, i, position) whatever the other rows are.
+        new_tokens: how many at most.
+        rows: [B] numbers of the rows, where they are not 0, 1, ...
+        layout: a mesh, with B a multiple of its replicas.
+        score_prompts: work out the log-probabilities of the prompts' own tokens.
+    """
+    batch, prompt_length = prompts.shape
+    rows = jnp.arange(batch) if rows is None else rows
+    prompts = layout.shard(prompts, "batch", None)
+    cache = empty_cache(model, batch, prompt_length + new_tokens, layout)
+    hidden, cache = extend(model, cache, prompts, jnp.zeros_like(lengths), layout)
+    scores = jnp.zeros((batch, 0), jnp.float32)
+    if score_prompts:
+        scores = score_tokens(model, hidden[:, :-1], prompts[:, 1:], layout).log_probabilities
+    return Generation(
+        tokens=jnp.zeros((batch, new_tokens), jnp.int32),
+        log_probabilities=jnp.zeros((batch, new_tokens), jnp.float32),
+        lengths=jnp.zeros(batch, jnp.int32),
+        stopped=jnp.zeros(batch, bool),
+        prompt_log_probabilities=scores,
+        made=jnp.int32(0),
+        starts=lengths,
+        keys=jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), rows),
+        hidden=jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0],
+        cache=cache,
+    )
+
+
+@partial(jax.jit, static_argnames=("sampling", "end_ids", "layout"), donate_argnames="state")
+def advance(
+    model: Gpt,
+    state: Generation,
+    until: jax.Array | int,
+    *,
+    sampling: Sampling,
+    end_ids: tuple[int, ...] = (),
+    layout: Layout = ONE_DEVICE,
+) -> Generation:
+    """Make new tokens until there are `until`, or every row has stopped.
+
+    Args:
+        model: as in `begin`.
+        state: not to be used again.
+        until: new tokens counted from the prompt on; no more than there is room for.
+        sampling: how to choose.
+        end_ids: any of these ends a row.
+        layout: as in `begin`.
+    """
+    ends = jnp.array(end_ids, jnp.int32)
+
+    def step(s: Generation) -> Generation:
+        at = s.starts + s.made
+        logits = layout.shard(model.logits(s.hidden), "batch", None)
+        token = jax.vmap(partial(choose_token, sampling=sampling))(logits, jax.vmap(jax.random.fold_in)(s.keys, at))
+        hidden, cache = extend(model, s.cache, token[:, None], at, layout)
+        return s._replace(
+            tokens=s.tokens.at[:, s.made].set(token),
+            log_probabilities=s.log_probabilities.at[:, s.made].set(token_log_probabilities(logits, token)),
+            lengths=s.lengths + ~s.stopped,
+            stopped=s.stopped | jnp.isin(token, ends),
+            made=s.made + 1,
+            hidden=hidden[:, 0],
+            cache=cache,
+        )
+
+    room = jnp.minimum(until, state.tokens.shape[1])
+    return jax.lax.while_loop(lambda s: (s.made < room) & ~s.stopped.all(), step, state)
+
+
 def generate(
     model: Gpt,
     prompts: jax.Array,
@@ -87,44 +197,7 @@ def generate(
     new_tokens: int,
     sampling: Sampling,
     end_ids: tuple[int, ...] = (),
-) -> Generated:
-    """Continue prompts.
-
-    Args:
-        model: weights in the dtype to compute in, on one device.
-        prompts: [B, P] ids, padded at the right.
-        lengths: [B] real tokens of each prompt, at least 1.
-        seed: of the sampling; row i draws from (seed, i, position) whatever the other rows are.
-        new_tokens: how many at most.
-        sampling: how to choose.
-        end_ids: any of these ends a row.
-    """
-    rows, prompt_length = prompts.shape
-    row_keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(rows))
-    hidden, cache = extend(
-        model, empty_cache(model, rows, prompt_length + new_tokens), prompts, jnp.zeros_like(lengths)
-    )
-    last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
-    ends = jnp.array(end_ids, jnp.int32)
-
-    class Loop(NamedTuple):
-        made: jax.Array
-        cache: Cache
-        last: jax.Array
-        tokens: jax.Array
-        done: jax.Array
-        new: jax.Array
-
-    def body(s: Loop) -> Loop:
-        at = lengths + s.made
-        keys = jax.vmap(jax.random.fold_in)(row_keys, at)
-        token = jax.vmap(partial(choose_token, sampling=sampling))(model.logits(s.last), keys)
-        new = s.new + ~s.done
-        done = s.done | jnp.isin(token, ends)
-        hidden, cache = extend(model, s.cache, token[:, None], at)
-        return Loop(s.made + 1, cache, hidden[:, 0], s.tokens.at[:, s.made].set(token), done, new)
-
-    tokens = jnp.zeros((rows, new_tokens), jnp.int32)
-    start = Loop(jnp.int32(0), cache, last, tokens, jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32))
-    end = jax.lax.while_loop(lambda s: (s.made < new_tokens) & ~s.done.all(), body, start)
-    return Generated(end.tokens, end.new, end.done)
+) -> Generation:
+    """Continue prompts on one device; arguments as in `begin` and `advance`."""
+    state = begin(model, prompts, lengths, seed, new_tokens=new_tokens)
+    return advance(model, state, new_tokens, sampling=sampling, end_ids=end_ids)

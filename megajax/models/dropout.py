@@ -8,15 +8,15 @@ Shapes: B batch.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
 from megajax.models.layout import Layout
 
-Site = Literal["embedding", "attention", "attention_output", "mlp_output"]
-SITES: tuple[Site, ...] = ("embedding", "attention", "attention_output", "mlp_output")
+Site = Literal["embedding", "attention", "attention_output", "mlp_output", "cross_attention", "cross_attention_output"]
+SITES: tuple[Site, ...] = get_args(Site)
 
 
 def sample_keys(seed: int | jax.Array, step: jax.Array, sample_ids: jax.Array) -> jax.Array:

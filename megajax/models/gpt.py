@@ -1,4 +1,4 @@
-"""The decoder-only transformer: GPT-2/3 and LLaMA are switches of the same module.
+"""The decoder-only transformer: GPT-2/3, LLaMA, Mistral, Qwen, BLOOM and mixtures are switches of the same module.
 
 Shapes: B batch, S sequence, D embed, V padded vocabulary, P positions.
 """
@@ -10,16 +10,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from megajax.config.model import ModelConfig
-from megajax.models.block import RESIDUAL, Remat, run_blocks, stack_blocks
+from megajax.models.attention_kernels import alibi
+from megajax.models.block import run_blocks, stack_blocks
 from megajax.models.context import Context
-from megajax.models.dropout import dropout, layer_keys
-from megajax.models.init import exact_normal, normal
+from megajax.models.init import normal
 from megajax.models.layout import Layout, Table
+from megajax.models.losses import Losses
+from megajax.models.model import Batch, Model, vocabulary_table
 from megajax.models.norm import Norm
 from megajax.models.rope import rope_angles
 
 
-class Gpt(nnx.Module):
+class Gpt(Model):
     """Embedding, blocks, final norm, head."""
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
@@ -30,40 +32,40 @@ class Gpt(nnx.Module):
         if config.positions == "learned":
             shape = (config.max_positions, config.hidden_size)
             self.position_embedding = normal(position_key, shape, config.init_std, ("positions", "embed"), "embedding")
+        if config.embedding_norm:
+            self.embedding_norm = Norm(config.hidden_size, config)
         self.blocks = stack_blocks(block_key, config)
         self.final_norm = Norm(config.hidden_size, config)
         if not config.tied_head:
             self.head = vocabulary_table(head_key, config)
 
-    def context(self, batch: dict[str, jax.Array], layout: Layout, keys: jax.Array | None) -> Context:
-        """What the blocks need to know of a batch: see `megajax.data.batch` for its arrays."""
-        angles = rope_angles(batch["positions"], self.config) if self.config.positions == "rope" else None
-        return Context(layout, batch.get("segment_ids"), angles, keys)
+    def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
+        """What the blocks need to know of a batch."""
+        config = self.config
+        angles = rope_angles(batch["positions"], config) if config.positions == "rope" else None
+        bias = alibi(config.num_heads) if config.positions == "alibi" else None
+        weights = batch.get("weights") if config.experts else None
+        return Context(layout, batch.get("segment_ids"), angles, keys, weights, bias)
 
-    def embed(self, batch: dict[str, jax.Array], context: Context) -> jax.Array:
+    def embed(self, batch: Batch, context: Context) -> jax.Array:
         """Tokens [B, S] -> residual stream [B, S, D]."""
-        layout = context.layout
         tables: list[Table] = [(self.word_embedding[...], batch["tokens"], "vocab")]
         if self.config.positions == "learned":
             tables.append((self.position_embedding[...], batch["positions"], "positions"))
-        x = layout.lookup(*tables)
-        keys = None if context.keys is None else layer_keys(context.keys, 0)
-        return dropout(x, self.config.hidden_dropout, keys, "embedding", layout, RESIDUAL)
+        x = context.layout.lookup(*tables)
+        if self.config.embedding_norm:
+            x = self.embedding_norm(x)
+        return self.drop_embedding(x, context)
 
-    def hidden(self, batch: dict[str, jax.Array], context: Context) -> jax.Array:
+    def hidden(self, batch: Batch, context: Context) -> jax.Array:
         """Tokens [B, S] -> normalised hidden states [B, S, D] before the head."""
-        return self.final_norm(run_blocks(self.blocks, self.embed(batch, context), context))
+        return self.final_norm(run_blocks(self.blocks, self.embed(batch, context), context)[0])
 
-    def loss(
-        self, batch: dict[str, jax.Array], weights: jax.Array, context: Context, remat: Remat = lambda f: f
-    ) -> jax.Array:
-        """Sum over tokens of weight [B, S] x cross-entropy of the label, scalar fp32."""
-        x = run_blocks(self.blocks, self.embed(batch, context), context, remat)
-        return self.head_loss(x, batch["labels"], weights, context.layout)
-
-    def head_loss(self, x: jax.Array, labels: jax.Array, weights: jax.Array, layout: Layout) -> jax.Array:
-        """The last part of `loss`, from the residual stream [B, S, D] after the last block."""
-        return layout.cross_entropy(self.final_norm(x), self.output_matrix, labels, weights, self.vocab_size)
+    def head_losses(self, x: jax.Array, batch: Batch, context: Context) -> Losses:
+        """Cross-entropy of the next token."""
+        x = self.final_norm(x)
+        cross_entropy = context.layout.cross_entropy
+        return {"lm loss": cross_entropy(x, self.output_matrix, batch["labels"], batch["weights"], self.vocab_size)}
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Hidden states [..., D] -> fp32 logits [..., vocab_size] of the ids that count."""
@@ -74,17 +76,3 @@ class Gpt(nnx.Module):
     def output_matrix(self) -> jax.Array:
         """[V, D], the token embedding when the head is tied to it (1608.05859)."""
         return self.word_embedding[...] if self.config.tied_head else self.head[...]
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids that count."""
-        assert self.config.vocab_size is not None
-        return self.config.vocab_size
-
-
-def vocabulary_table(key: jax.Array, config: ModelConfig) -> nnx.Param:
-    """[V, D] with zero rows after the ids that count, so that padding changes no drawn number."""
-    assert config.vocab_size is not None
-    rows = exact_normal(key, (config.vocab_size, config.hidden_size), config.init_std)
-    padding = config.padded_vocab_size - config.vocab_size
-    return nnx.Param(jnp.pad(rows, ((0, padding), (0, 0))), axes=("vocab", "embed"), role="embedding")

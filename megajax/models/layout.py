@@ -13,7 +13,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from megajax.models.attention_kernels import visible, xla_attention
+from megajax.models.attention_kernels import Pattern, Places, xla_attention
 from megajax.models.cross_entropy import linear_cross_entropy
 
 M = TypeVar("M")
@@ -46,18 +46,44 @@ class Layout:
         return np.arange(length, dtype=np.int32)
 
     def attention(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, drop: Drop | None
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        pattern: Pattern,
+        segment_ids: jax.Array | None,
+        drop: Drop | None,
     ) -> jax.Array:
-        """Causal attention; see `xla_attention` for shapes. Keys (the last dim that `drop` sees) are in true order."""
-        mask = visible(self.token_order(q.shape[1]), self.token_order(k.shape[1]), segment_ids, segment_ids)
-        return xla_attention(q, k, v, mask, drop)
+        """Self-attention; see `xla_attention` for shapes. Keys (the last dim that `drop` sees) are in true order."""
+        places = self.token_order(q.shape[1])
+        return attend(q, k, v, pattern, (places, places), (segment_ids, segment_ids), drop)
 
     def lookup(self, *tables: Table) -> jax.Array:
         """Sum over the tables of the rows that their ids name -> [B, S, D]."""
         return sum((weights[ids] for weights, ids, _ in tables[1:]), start=tables[0][0][tables[0][1]])
 
     def cross_entropy(
-        self, x: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array, vocab_size: int
+        self,
+        x: jax.Array,
+        head: jax.Array,
+        labels: jax.Array,
+        weights: jax.Array,
+        vocab_size: int,
+        bias: jax.Array | None = None,
     ) -> jax.Array:
         """Weighted sum of token losses, scalar fp32; see `linear_cross_entropy`."""
-        return linear_cross_entropy(x, head, labels, weights, vocab_size)
+        return linear_cross_entropy(x, head, labels, weights, vocab_size, bias)
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    pattern: Pattern,
+    places: tuple[Places, Places],
+    segments: tuple[jax.Array | None, jax.Array | None],
+    drop: Drop | None = None,
+) -> jax.Array:
+    """Attention of queries and keys that stand at the given places, in the given documents (None: in one)."""
+    bias = None if pattern.bias is None else pattern.bias(*places)
+    return xla_attention(q, k, v, pattern.visible(*places, *segments), drop, bias, pattern.scale)

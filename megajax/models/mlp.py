@@ -1,27 +1,40 @@
-"""The feed-forward half of a block: GELU (1606.08415, tanh form) or SwiGLU (2002.05202, eq. 6).
+"""The feed-forward half of a block: GELU (1606.08415), ReLU, or a gated linear unit (2002.05202, eq. 6).
 
-Shapes: B batch, S sequence, D embed, F mlp, A = 1 (gelu) or 2 (swiglu: gate and up) input matrices.
+Shapes: B batch, S sequence, D embed, F mlp, A = 1, or 2 (gate and up) input matrices.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from megajax.config.model import ModelConfig
+from megajax.config.model import Activation, ModelConfig
 from megajax.models.context import Context
 from megajax.models.init import normal, zeros
 from megajax.models.linear import linear
+
+ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "gelu": partial(jax.nn.gelu, approximate=True),
+    "gelu_exact": partial(jax.nn.gelu, approximate=False),
+    "relu": jax.nn.relu,
+    "swiglu": jax.nn.silu,
+    "geglu": partial(jax.nn.gelu, approximate=True),
+}
+"""By `model.activation`; of a gated unit, what its gate goes through."""
 
 
 class Mlp(nnx.Module):
     """Widen, activate, narrow."""
 
-    def __init__(self, key: jax.Array, config: ModelConfig) -> None:
-        """Draw the weights of one layer."""
-        d, f = config.hidden_size, config.ffn_size
-        parts = 2 if config.activation == "swiglu" else 1
+    def __init__(self, key: jax.Array, config: ModelConfig, size: int | None = None) -> None:
+        """Draw the weights of one layer; `size` is F, unset = `config.ffn_size`."""
+        d, f = config.hidden_size, size or config.ffn_size
+        self.activation = config.activation
+        parts = 2 if config.gated else 1
         in_key, out_key = jax.random.split(key)
         self.fc1 = normal(in_key, (d, parts, f), config.init_std, ("embed", "gate_up", "mlp"))
         self.fc2 = normal(out_key, (f, d), config.init_std / (2 * config.num_layers) ** 0.5, ("mlp", "embed"))
@@ -37,9 +50,12 @@ class Mlp(nnx.Module):
             hidden += self.fc1_bias[...]
         hidden = layout.shard(hidden, "batch", "sequence", None, "mlp")
         hidden = checkpoint_name(hidden, "mlp_hidden")
-        if hidden.shape[-2] == 2:
-            hidden = jax.nn.silu(hidden[..., 0, :]) * hidden[..., 1, :]
-        else:
-            hidden = jax.nn.gelu(hidden[..., 0, :], approximate=True)
+        hidden = activate(hidden, self.activation)
         y = layout.leave_tensor(linear(hidden, self.fc2[...]))
         return y + self.fc2_bias[...] if hasattr(self, "fc2_bias") else y
+
+
+def activate(hidden: jax.Array, activation: Activation) -> jax.Array:
+    """[..., A, F] -> [..., F]: the non-linearity, times the second part where there are two."""
+    first = ACTIVATIONS[activation](hidden[..., 0, :])
+    return first * hidden[..., 1, :] if hidden.shape[-2] == 2 else first

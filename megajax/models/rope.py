@@ -5,6 +5,8 @@ Shapes: B batch, S sequence, H head dim, R rotated dims (a share of H).
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -14,11 +16,25 @@ Angles = tuple[jax.Array, jax.Array]
 
 
 def rope_angles(positions: jax.Array, config: ModelConfig) -> Angles:
-    """Cosine and sine [B, S, 1, R / 2] of position / base^(2 i / R), always fp32 (bf16 cannot tell 256 from 257)."""
+    """Cosine and sine [B, S, 1, R / 2] of position x frequency, always fp32 (bf16 cannot tell 256 from 257)."""
+    angle = positions.astype(jnp.float32)[:, :, None, None] * rope_frequencies(config)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rope_frequencies(config: ModelConfig) -> jax.Array:
+    """[R / 2] radians per position, base^(-2 i / R); with a scaling factor as LLaMA 3.1 (2407.21783 §3.2) has them.
+
+    There a wave that turns more than `high` times within the original context keeps its frequency, one that turns less
+    than `low` times is slowed down by the factor, and in between frequencies are interpolated.
+    """
     rotated = int(config.head_size * config.rope_fraction) // 2 * 2
     frequency = config.rope_base ** (-jnp.arange(0, rotated, 2, dtype=jnp.float32) / rotated)
-    angle = positions.astype(jnp.float32)[:, :, None, None] * frequency
-    return jnp.cos(angle), jnp.sin(angle)
+    if config.rope_scaling_factor is None:
+        return frequency
+    low, high = config.rope_low_frequency, config.rope_high_frequency
+    turns = config.rope_original_positions * frequency / (2 * math.pi)
+    kept = jnp.clip((turns - low) / (high - low), 0, 1)
+    return frequency * (kept + (1 - kept) / config.rope_scaling_factor)
 
 
 def rotate(x: jax.Array, angles: Angles) -> jax.Array:

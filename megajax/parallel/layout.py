@@ -26,9 +26,9 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from megajax.models.attention_kernels import cudnn_attention, visible, xla_attention
+from megajax.models.attention_kernels import Pattern, cudnn_attention
 from megajax.models.block import RESIDUAL
-from megajax.models.layout import Drop, Layout, Table
+from megajax.models.layout import Drop, Layout, Table, attend
 from megajax.models.linear import WEIGHTS
 from megajax.models.parameters import logical_axes
 from megajax.parallel.collectives import Collectives
@@ -76,19 +76,27 @@ class MeshLayout(Layout):
         return jax.lax.with_sharding_constraint(x, self.rules.in_compute(axes))
 
     def attention(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, drop: Drop | None
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        pattern: Pattern,
+        segment_ids: jax.Array | None,
+        drop: Drop | None,
     ) -> jax.Array:
-        """Heads are local to their `tensor` shard; over `context` keys and values are gathered, or sent round."""
+        """Heads are local to their `tensor` shard; over `context` keys and values are gathered, or sent round.
+
+        `parallel.kernels` has chosen a kernel that can do the pattern.
+        """
         if self.context > 1 and self.attention_kernel == "ring":
             return self._manual(partial(ring_attention, net=Collectives(self.rules.mesh)), q, k, v, segment_ids)
         if self.context > 1:
             k, v = self._all_keys(k), self._all_keys(v)
             k_segments = None if segment_ids is None else self._all_keys(segment_ids)
             places = self.token_order(q.shape[1])
-            mask = visible(places, np.sort(places), segment_ids, k_segments)
-            return xla_attention(q, k, v, mask, drop)
+            return attend(q, k, v, pattern, (places, np.sort(places)), (segment_ids, k_segments), drop)
         if self.attention_kernel == "xla":
-            return super().attention(q, k, v, segment_ids, drop)
+            return super().attention(q, k, v, pattern, segment_ids, drop)
         return self._manual(cudnn_attention, q, k, v)
 
     def _manual(self, kernel: Callable[..., jax.Array], *arrays: jax.Array | None) -> jax.Array:
@@ -114,10 +122,16 @@ class MeshLayout(Layout):
         return self.vocabulary.lookup(list(tables))
 
     def cross_entropy(
-        self, x: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array, vocab_size: int
+        self,
+        x: jax.Array,
+        head: jax.Array,
+        labels: jax.Array,
+        weights: jax.Array,
+        vocab_size: int,
+        bias: jax.Array | None = None,
     ) -> jax.Array:
         """See `Vocabulary.cross_entropy`."""
-        return self.vocabulary.cross_entropy(x, head, labels, weights, vocab_size)
+        return self.vocabulary.cross_entropy(x, head, labels, weights, vocab_size, bias)
 
 
 def conjugate(x: jax.Array, forward: PartitionSpec, backward: PartitionSpec) -> jax.Array:

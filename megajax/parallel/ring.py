@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from megajax.models.attention_kernels import visible
+from megajax.models.attention_kernels import Pattern
 from megajax.parallel.collectives import Collectives
 from megajax.parallel.zigzag import token_order
 
@@ -53,7 +53,7 @@ def ring_attention(
     block = (k, v, segment_ids)
     for turn in range(shards):
         k, v, k_segments = block
-        mask = visible(places[rank], places[(rank - turn) % shards], segment_ids, k_segments)
+        mask = Pattern().visible(places[rank], places[(rank - turn) % shards], segment_ids, k_segments)
         sums = _merge(sums, grouped, k, v, mask)
         if turn < shards - 1:
             block = jax.tree.map(lambda x: net.shift(x, "context", 1), block)

@@ -45,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     Rule("head_dim", (), (), "a head is never cut"),
     Rule("qkv_in_group", (), (), "q, k and v of a group stay together"),
     Rule("gate_up", (), (), "gate and up of a unit stay together"),
+    Rule("few", (), (), "token types, distance buckets, classes: too few to cut"),
     # Activations
     Rule("batch", (), ("data", "fsdp"), "each replica its own samples"),
     Rule("sequence", (), ("context",), "inside attention and MLP"),

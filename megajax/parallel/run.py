@@ -19,7 +19,8 @@ from jax.sharding import PartitionSpec
 
 from megajax.models.context import Context
 from megajax.models.dropout import sample_keys
-from megajax.models.gpt import Gpt
+from megajax.models.losses import Losses, objective
+from megajax.models.model import Batch, Model
 from megajax.models.parameters import annotate, logical_axes
 from megajax.parallel.collectives import Collectives
 from megajax.parallel.layout import MeshLayout
@@ -29,7 +30,6 @@ from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.parallel.remat import remat_policy
 from megajax.parallel.rules import Rules
 
-Batch = dict[str, jax.Array]
 BATCH_SPEC = PartitionSpec(None, "data")
 
 
@@ -49,45 +49,42 @@ class Runner:
     poison: bool = False
     """Fill the pipeline's masked slots with NaN (a test)."""
 
-    def loss_and_gradients(
-        self, model: Gpt, batch: Batch, weights: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, Gpt]:
-        """Weighted sum of token losses and its gradient.
+    def losses_and_gradients(self, model: Model, batch: Batch, step: jax.Array) -> tuple[Losses, Model]:
+        """The losses of a global batch and the gradient of their objective.
 
         Args:
             model: weights in the compute dtype.
-            batch: [M, B, ...] arrays of `megajax.data.batch`.
-            weights: [M, B, S] fp32 weights of the token losses.
+            batch: [M, B, ...] arrays of `megajax.data.batch`, and "weights" [M, B, S] fp32 of the token losses.
             step: number of the step, for dropout.
 
         Returns:
-            fp32 scalar; fp32 gradients, sharded as the parameters are at rest.
+            Weighted sums; fp32 gradients, sharded as the parameters are at rest.
         """
 
-        def local(model: Gpt, batch: Batch, weights: jax.Array, step: jax.Array) -> tuple[jax.Array, Gpt]:
+        def local(model: Model, batch: Batch, step: jax.Array) -> tuple[Losses, Model]:
             if self._stages > 1:
-                loss, gradients = self._executor(model, batch, weights, step).loss_and_gradients()
+                losses, gradients = self._executor(model, batch, step).losses_and_gradients()
             else:
-                loss, gradients = self._accumulate(model, batch, weights, step)
-            return self._net.psum(loss, "data"), annotate(gradients, lambda _, leaf: self._reduce_over_data(leaf))
+                losses, gradients = self._accumulate(model, batch, step)
+            gradients = annotate(gradients, lambda _, leaf: self._reduce_over_data(leaf))
+            return self._sum_over_data(losses), gradients
 
         specs = annotate(model, lambda _, leaf: self.rules.at_rest(logical_axes(leaf), MANUAL_AXES))
-        return self._manual(local, model, (PartitionSpec(), specs))(model, batch, weights, step)
+        return self._manual(local, model, (PartitionSpec(), specs))(model, batch, step)
 
-    def loss(self, model: Gpt, batch: Batch, weights: jax.Array) -> jax.Array:
-        """The loss sum alone: the forward pass of evaluation."""
+    def losses(self, model: Model, batch: Batch) -> Losses:
+        """The losses alone: the forward pass of evaluation."""
 
-        def local(model: Gpt, batch: Batch, weights: jax.Array, step: jax.Array) -> jax.Array:
+        def local(model: Model, batch: Batch, step: jax.Array) -> Losses:
             if self._stages > 1:
-                return self._net.psum(self._executor(model, batch, weights, step).loss(), "data")
+                return self._sum_over_data(self._executor(model, batch, step).losses())
+            each = jax.lax.map(lambda batch: model.losses(batch, self._context(model, batch, step)), batch)
+            return self._sum_over_data(jax.tree.map(lambda loss: loss.sum(0), each))
 
-            def add(total: jax.Array, inputs: tuple[Batch, jax.Array]) -> tuple[jax.Array, None]:
-                batch, weights = inputs
-                return total + model.loss(batch, weights, self._context(model, batch, step)), None
+        return self._manual(local, model, PartitionSpec())(model, batch, jnp.int32(0))
 
-            return self._net.psum(jax.lax.scan(add, jnp.float32(0), (batch, weights))[0], "data")
-
-        return self._manual(local, model, PartitionSpec())(model, batch, weights, jnp.int32(0))
+    def _sum_over_data(self, losses: Losses) -> Losses:
+        return jax.tree.map(lambda loss: self._net.psum(loss, "data"), losses)
 
     @property
     def _stages(self) -> int:
@@ -97,33 +94,33 @@ class Runner:
     def _net(self) -> Collectives:
         return Collectives(self.rules.mesh)
 
-    def _context(self, model: Gpt, batch: Batch, step: jax.Array) -> Context:
+    def _context(self, model: Model, batch: Batch, step: jax.Array) -> Context:
         seed = self.dropout_seed
         keys = None if seed is None else sample_keys(seed, step, batch["sample_ids"])
         return model.context(batch, MeshLayout(self.rules, self.attention), keys)
 
-    def _executor(self, model: Gpt, batch: Batch, weights: jax.Array, step: jax.Array) -> Executor:
+    def _executor(self, model: Model, batch: Batch, step: jax.Array) -> Executor:
         schedule = Interleaved1F1B(self._stages, self.chunks, batch["tokens"].shape[0])
         context_of = lambda microbatch: self._context(model, microbatch, step)  # noqa: E731
-        policy = remat_policy(self.remat)
-        return Executor(model, batch, weights, schedule, self._net, context_of, policy, self.poison)
+        return Executor(model, batch, schedule, self._net, context_of, remat_policy(self.remat), self.poison)
 
-    def _accumulate(self, model: Gpt, batch: Batch, weights: jax.Array, step: jax.Array) -> tuple[jax.Array, Gpt]:
+    def _accumulate(self, model: Model, batch: Batch, step: jax.Array) -> tuple[Losses, Model]:
         """One microbatch after the other, forward and backward."""
 
-        def microbatch_loss(model: Gpt, batch: Batch, weights: jax.Array) -> jax.Array:
-            return model.loss(batch, weights, self._context(model, batch, step), remat_policy(self.remat))
+        def differentiated(model: Model, batch: Batch) -> tuple[jax.Array, Losses]:
+            losses = model.losses(batch, self._context(model, batch, step), remat_policy(self.remat))
+            return objective(losses, model.config), losses
 
-        def add(carry: tuple[jax.Array, Gpt], inputs: tuple[Batch, jax.Array]) -> tuple[tuple[jax.Array, Gpt], None]:
-            total, sums = carry
-            loss, gradients = jax.value_and_grad(microbatch_loss)(model, *inputs)
+        def one(sums: Model, batch: Batch) -> tuple[Model, Losses]:
+            (_, losses), gradients = jax.value_and_grad(differentiated, has_aux=True)(model, batch)
             sums = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), sums, gradients)
-            return (total + loss, self._at_rest(sums)), None
+            return self._at_rest(sums), losses
 
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), model)
-        return jax.lax.scan(add, (jnp.float32(0), self._at_rest(zeros)), (batch, weights))[0]
+        gradients, each = jax.lax.scan(one, self._at_rest(zeros), batch)
+        return jax.tree.map(lambda loss: loss.sum(0), each), gradients
 
-    def _at_rest(self, tree: Gpt) -> Gpt:
+    def _at_rest(self, tree: Model) -> Model:
         # Without this the compiler all-reduces whole weight gradients over fsdp instead of reduce-scattering them.
         specs = annotate(tree, lambda _, leaf: self.rules.at_rest(logical_axes(leaf), AUTO_AXES))
         return jax.tree.map(jax.lax.with_sharding_constraint, tree, specs)
@@ -147,12 +144,12 @@ class Runner:
         local = jax.shard_map(scatter, in_specs=spec, out_specs=spec, axis_names=set(AUTO_AXES), check_vma=False)
         return local(leaf[...])
 
-    def _manual(self, fn: Callable[..., Any], model: Gpt, out_specs: Any) -> Callable[..., Any]:
+    def _manual(self, fn: Callable[..., Any], model: Model, out_specs: Any) -> Callable[..., Any]:
         specs = annotate(model, lambda _, leaf: self.rules.in_compute(logical_axes(leaf), MANUAL_AXES))
         return jax.shard_map(
             fn,
             mesh=self.rules.mesh,
-            in_specs=(specs, BATCH_SPEC, BATCH_SPEC, PartitionSpec()),
+            in_specs=(specs, BATCH_SPEC, PartitionSpec()),
             out_specs=out_specs,
             axis_names=set(MANUAL_AXES),
             check_vma=False,

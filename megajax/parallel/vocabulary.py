@@ -91,12 +91,19 @@ class Vocabulary:
         return look([weights for weights, _, _ in tables], [ids for _, ids, _ in tables])
 
     def cross_entropy(
-        self, x: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array, vocab_size: int
+        self,
+        x: jax.Array,
+        head: jax.Array,
+        labels: jax.Array,
+        weights: jax.Array,
+        vocab_size: int,
+        bias: jax.Array | None = None,
     ) -> jax.Array:
         """Sum over this replica's tokens of weight x cross-entropy; shapes as in `models.cross_entropy`."""
         at_rest = self.rules.at_rest(("vocab", "embed"), AUTO_AXES)
+        bias_at_rest = self.rules.at_rest(("vocab",), AUTO_AXES)
 
-        def run(x: Any, head: Any, labels: Any, weights: Any, *, with_gradients: bool) -> LinearLoss:
+        def run(x: Any, head: Any, labels: Any, weights: Any, bias: Any, *, with_gradients: bool) -> LinearLoss:
             x, head = self._enter(x), self.net.all_gather(head, "fsdp", dim=1)
             cut = self.rules.rule("vocab").in_compute
             first = self.net.index(*cut) * head.shape[0]
@@ -108,30 +115,33 @@ class Vocabulary:
                 pmax=lambda a: self.net.pmax(a, *cut),
             )
             flat = x.reshape(-1, x.shape[-1])
-            out = chunked_loss(flat, head, labels.reshape(-1), weights.reshape(-1), loss_fn, with_gradients)
-            loss = self.net.psum(out.loss, "fsdp", "context")
+            out = chunked_loss(flat, head, labels.reshape(-1), weights.reshape(-1), loss_fn, with_gradients, bias)
+            out = out._replace(loss=self.net.psum(out.loss, "fsdp", "context"))
             if not with_gradients:
-                return LinearLoss(loss, x[:, :0], head[:0].astype(jnp.float32))
-            return LinearLoss(loss, self._leave(out.dx.reshape(x.shape)), self._table_gradient(out.dhead))
+                return out
+            dbias = None if out.dbias is None else self.net.psum(out.dbias, "fsdp", "context")
+            return LinearLoss(out.loss, self._leave(out.dx.reshape(x.shape)), self._table_gradient(out.dhead), dbias)
 
-        in_specs = (self.residual, at_rest, self.tokens, self.tokens)
-        out_specs: Any = LinearLoss(PartitionSpec(), self.residual, at_rest)  # type: ignore[arg-type]
+        in_specs = (self.residual, at_rest, self.tokens, self.tokens, bias_at_rest)
+        out_specs: Any = LinearLoss(PartitionSpec(), self.residual, at_rest, bias_at_rest)  # type: ignore[arg-type]
         evaluate = self._manual(lambda *args: run(*args, with_gradients=False).loss, in_specs, PartitionSpec())
         differentiate = self._manual(partial(run, with_gradients=True), in_specs, out_specs)
 
         @jax.custom_vjp
-        def loss(x: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
-            return evaluate(x, head, labels, weights)
+        def loss(x: Any, head: Any, labels: Any, weights: Any, bias: Any) -> jax.Array:
+            return evaluate(x, head, labels, weights, bias)
 
-        def forward(*args: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        def forward(*args: Any) -> tuple[jax.Array, tuple[Any, ...]]:
             out = differentiate(*args)
-            return out.loss, (out.dx, out.dhead.astype(head.dtype))
+            gradients = jax.tree.map(lambda g, weights: g.astype(weights.dtype), (out.dhead, out.dbias), (head, bias))
+            return out.loss, (out.dx, *gradients)
 
-        def backward(gradients: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[Any, ...]:
-            return *((g * cotangent).astype(g.dtype) for g in gradients), None, None
+        def backward(gradients: tuple[Any, ...], cotangent: jax.Array) -> tuple[Any, ...]:
+            dx, dhead, dbias = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
+            return dx, dhead, None, None, dbias
 
         loss.defvjp(forward, backward)
-        return loss(x, head, labels, weights)
+        return loss(x, head, labels, weights, bias)
 
     def _enter(self, x: jax.Array) -> jax.Array:
         """Residual stream -> all of the sequence of this context shard."""

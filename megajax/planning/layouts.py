@@ -17,7 +17,8 @@ from jax.sharding import AbstractMesh, AxisType
 
 from megajax.config import Config, ConfigError, ModelConfig, ParallelConfig, check_config
 from megajax.config.parallel import AXES, fit_vocabulary
-from megajax.models.gpt import Gpt
+from megajax.models.families import build_model
+from megajax.models.model import Model
 from megajax.parallel.rules import Rules
 
 
@@ -75,8 +76,8 @@ def divide_weights(model: ModelConfig, sizes: tuple[int, ...], zero: int) -> Non
 
 
 @lru_cache(maxsize=32)
-def _abstract_weights(model: ModelConfig) -> Gpt:
-    return jax.eval_shape(lambda: Gpt(jax.random.key(0), model))
+def _abstract_weights(model: ModelConfig) -> Model:
+    return jax.eval_shape(lambda: build_model(jax.random.key(0), model))
 
 
 def microbatches(layout: Config) -> int:

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from megajax.config import Config, ModelConfig
 from megajax.config.parallel import AXES
-from megajax.models.gpt import Gpt
+from megajax.models.families import build_model
 from megajax.models.parameters import logical_axes, named_leaves, roles
 from megajax.parallel.rules import Rules
 
@@ -86,6 +86,6 @@ def _count(
 
 @lru_cache(maxsize=32)
 def _leaves(model: ModelConfig) -> tuple[Leaf, ...]:
-    weights = jax.eval_shape(lambda: Gpt(jax.random.key(0), model))
+    weights = jax.eval_shape(lambda: build_model(jax.random.key(0), model))
     leaves = zip(named_leaves(weights), jax.tree.leaves(roles(weights)), strict=True)
     return tuple(Leaf(name, tuple(filter(None, logical_axes(x))), role, prod(x.shape)) for (name, x), role in leaves)

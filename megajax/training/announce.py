@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from megajax.config.config import Config
-from megajax.data.gpt import Dataset
+from megajax.data.dataset import Dataset
 from megajax.models.sizes import parameter_count
 from megajax.observe.memory import device_memory
 from megajax.observe.throughput import Throughput

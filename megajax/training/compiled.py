@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from megajax.in_turn import in_turn
+from megajax.models.model import Batch
 from megajax.observe.memory import planned_bytes
-from megajax.parallel.run import Batch
 from megajax.training.state import TrainState
 
 

@@ -22,11 +22,11 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from megajax.config import Config, ConfigError
 from megajax.config.cli import entry_point
 from megajax.config.parallel import AXES
+from megajax.data.batch import batch_arrays
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh, simulate_devices
 from megajax.parallel.rules import Rules
@@ -122,11 +122,11 @@ def abstract_step(config: Config, devices: Sequence[jax.Device], attention: str)
     step = build_train_step(config, rules, Schedule.from_config(config.optim, size, size), attention)
     _, abstract, shardings = build_init(config, rules)
     state = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), abstract, shardings)
-    shape = (microbatches(config), size // microbatches(config), config.data.seq_length)
-    dtypes = {"loss_mask": jnp.float32, "sample_ids": jnp.uint32}
+    rows = (microbatches(config), size // microbatches(config))
+    arrays = batch_arrays(config.model, config.data)
     batch = {
-        name: jax.ShapeDtypeStruct(shape[: len(at.spec)], dtypes.get(name, jnp.int32), sharding=at)
-        for name, at in batch_shardings(rules, config.data).items()
+        name: jax.ShapeDtypeStruct((*rows, *arrays[name].shape), arrays[name].dtype, sharding=at)
+        for name, at in batch_shardings(rules, config).items()
     }
     return step, rules, state, batch
 

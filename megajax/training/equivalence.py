@@ -21,7 +21,8 @@ import numpy as np
 
 from megajax.config import Config, ParallelConfig
 from megajax.config.parallel import AXES, fit_vocabulary
-from megajax.data.batch import Batch, make_batch
+from megajax.data.batch import make_batch
+from megajax.data.dataset import Batch
 from megajax.models.parameters import join_layers, named_leaves
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh
@@ -105,7 +106,7 @@ def compile_layout(config: Config) -> Compiled:
     init, _, _ = build_init(config, rules)
     kernel = choose_attention(config, jax.default_backend())
     step = build_train_step(config, rules, schedule, kernel.name)
-    feed = Feed(rules, train.micro_batch_size, batch_shardings(rules, config.data))
+    feed = Feed(rules, train.micro_batch_size, batch_shardings(rules, config))
     return Compiled(init(jax.random.key(train.seed)), step, feed, rules)
 
 

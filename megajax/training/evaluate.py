@@ -12,38 +12,32 @@ import jax
 import numpy as np
 
 from megajax.config.config import Config
-from megajax.data.batch import make_batch
-from megajax.data.gpt import Dataset
-from megajax.data.tokenizers import Tokenizer
-from megajax.models.gpt import Gpt
-from megajax.parallel.run import Batch
+from megajax.data.dataset import Dataset
+from megajax.models.model import Batch, Model
 from megajax.training.feed import Feed
 
-EvalStep = Callable[[Gpt, Batch], tuple[jax.Array, jax.Array]]
+EvalStep = Callable[[Model, Batch], tuple[jax.Array, jax.Array]]
 
 
 class Evaluator:
     """Mean token loss over up to `evaluation.steps` global batches of a split; the last batch may be short."""
 
-    def __init__(self, step: EvalStep, feed: Feed, config: Config, tokenizer: Tokenizer) -> None:
+    def __init__(self, step: EvalStep, feed: Feed, config: Config) -> None:
         """`step` is the compiled forward pass, `feed` cuts batches for it."""
         self._step, self._feed = step, feed
-        self._data, self._eod = config.data, tokenizer.eod_id
         self._batch_size = config.train.global_batch_size
         self._samples = self._batch_size * config.evaluation.steps
 
-    def __call__(self, params: Gpt, dataset: Dataset, stop: Callable[[], bool] = lambda: False) -> float | None:
+    def __call__(self, params: Model, dataset: Dataset, stop: Callable[[], bool] = lambda: False) -> float | None:
         """Loss in nats per token; None if `stop()`, asked after every batch by every process, ended it early."""
         total, tokens = 0.0, 0.0
         count = min(self._samples, len(dataset))
         rows = self._feed.rows(self._batch_size)
         for start in range(0, count, self._batch_size):
             # Rows past the end are empty samples, which the loss mask leaves out: one compiled shape for all batches.
-            ids = start + rows
-            samples = [dataset[i] if i < count else np.empty(0, np.int32) for i in ids.tolist()]
-            batch = make_batch(samples, ids, self._data, self._eod)
+            batch = dataset.batch(np.where((ids := start + rows) < count, ids, len(dataset)))
             loss, n = self._step(params, self._feed.place(batch, self._batch_size))
-            total, tokens = total + float(loss), tokens + float(n)
+            total, tokens = total + float(loss) * float(n), tokens + float(n)
             if stop():
                 return None
         return total / tokens

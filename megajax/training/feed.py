@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from megajax.models.model import Batch
 from megajax.parallel.rules import Rules
-from megajax.parallel.run import Batch
 from megajax.parallel.zigzag import token_order
 
 

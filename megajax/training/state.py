@@ -10,7 +10,8 @@ import optax
 
 from megajax.config.config import Config
 from megajax.config.train import LossScaleConfig
-from megajax.models.gpt import Gpt
+from megajax.models.families import build_model
+from megajax.models.model import Model
 from megajax.models.parameters import annotate, roles, split_layers
 from megajax.training.health import Health, init_health
 from megajax.training.loss_scale import LossScale, init_loss_scale
@@ -24,7 +25,7 @@ class TrainState(NamedTuple):
     """int32, steps taken, skipped ones included."""
     samples: jax.Array
     """int32, samples seen by steps that were not skipped: what the learning rate is a function of."""
-    params: Gpt
+    params: Model
     """fp32 master weights."""
     opt_state: Any
     """Moments and counts of the optimizer."""
@@ -36,7 +37,7 @@ class TrainState(NamedTuple):
 
 def init_state(key: jax.Array, config: Config, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step; a pure function of (key, config), the same bits on every layout."""
-    params = split_layers(Gpt(key, config.model), config.parallel.chunks)
+    params = split_layers(build_model(key, config.model), config.parallel.chunks)
     return TrainState(
         step=jnp.int32(0),
         samples=jnp.int32(0),
@@ -54,6 +55,6 @@ def scaling(config: Config) -> LossScaleConfig:
 
 def optimizer_for(config: Config) -> optax.GradientTransformation:
     """The update rule of `config.optim`, knowing role and axes of every parameter of `config.model`."""
-    model = jax.eval_shape(lambda key: Gpt(key, config.model), jax.random.key(0))
+    model = jax.eval_shape(lambda key: build_model(key, config.model), jax.random.key(0))
     axes = annotate(model, lambda _, param: param.get_metadata()["axes"])
     return build_optimizer(config.optim, roles(model), axes)

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from megajax.config.config import Config
-from megajax.config.data import DataConfig
 from megajax.config.parallel import AXES
-from megajax.models.gpt import Gpt
+from megajax.data.batch import batch_arrays
+from megajax.models.losses import objective
+from megajax.models.model import Batch, Model
 from megajax.models.parameters import cast
 from megajax.parallel.rules import Rules
-from megajax.parallel.run import Batch, Runner
+from megajax.parallel.run import Runner
 from megajax.training.health import is_spike, update_health
 from megajax.training.loss_scale import update_loss_scale
 from megajax.training.optimizer import apply_update, clip_by_global_norm, global_norm
@@ -32,12 +33,29 @@ DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 Metrics = dict[str, jax.Array]
 
 
-def batch_shardings(rules: Rules, data: DataConfig) -> dict[str, NamedSharding]:
-    """Where every array of a batch [M, B, ...] goes: samples over (data, fsdp), positions over context."""
-    tokens = NamedSharding(rules.mesh, rules.in_compute((None, "batch", "sequence"), AXES))
-    samples = NamedSharding(rules.mesh, rules.in_compute((None, "batch"), AXES))
-    names = ["tokens", "labels", "loss_mask", "positions", *(["segment_ids"] if data.reset_attention else [])]
-    return {**dict.fromkeys(names, tokens), "sample_ids": samples}
+def batch_shardings(rules: Rules, config: Config) -> dict[str, NamedSharding]:
+    """Where every array of a batch [M, B, ...] goes: samples over the replicas, positions over context."""
+    axes = (None, "batch", "sequence")
+    arrays = batch_arrays(config.model, config.data)
+    return {
+        name: NamedSharding(rules.mesh, rules.in_compute(axes[: 2 + len(array.shape)], AXES))
+        for name, array in arrays.items()
+    }
+
+
+def weighted(batch: Batch, scale: jax.Array | float = 1.0) -> tuple[Batch, jax.Array]:
+    """A batch with the weights of its losses, and the number of tokens that count.
+
+    "weights" [M, B, S] make a sum over tokens their mean times `scale`, "sample_weights" [M, B] the same of samples
+    that have a label.
+    """
+    tokens = batch["loss_mask"].sum()
+    # Scale and mean go in here, so that no fp16 cotangent is ever unscaled.
+    batch = {**batch, "weights": batch["loss_mask"] * (scale / jnp.maximum(tokens, 1))}
+    if "pair_labels" in batch:
+        labelled = (batch["pair_labels"] >= 0).astype(jnp.float32)
+        batch["sample_weights"] = labelled * (scale / jnp.maximum(labelled.sum(), 1))
+    return batch, tokens
 
 
 def build_init(config: Config, rules: Rules) -> tuple[Callable[[jax.Array], TrainState], TrainState, TrainState]:
@@ -57,7 +75,8 @@ def build_train_step(
     A step that must not count (an fp16 overflow, no unmasked token at all, or what `training.health` calls bad) leaves
     parameters, moments, counts and schedule untouched; `skipped` says so.
 
-    Metrics are fp32 scalars under Megatron-LM's names: "lm loss" (mean over tokens), "learning-rate", "grad-norm"
+    Metrics are fp32 scalars under Megatron-LM's names: "lm loss" (mean over tokens) and what other losses the model has
+    ("sop loss", "load_balancing_loss", "z_loss", before their factors), "learning-rate", "grad-norm"
     (before clipping), "loss-scale", with `log.params_norm` "params-norm"; and "tokens", "skipped", "skips-at-minimum",
     "mean-loss" (as the step was judged by), "bad-steps" (in a row, with this one; 0 if it was not bad).
     """
@@ -68,17 +87,16 @@ def build_train_step(
     )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        tokens = batch["loss_mask"].sum()
         scale = state.loss_scale.scale
-        # The scale and the mean go into the weights of the tokens, so that no fp16 cotangent is ever unscaled.
-        weights = batch["loss_mask"] * (scale / jnp.maximum(tokens, 1))
+        batch, tokens = weighted(batch, scale)
         model = cast(state.params, DTYPES[config.train.precision])
         # Pinned where the master weights lie, so that what ZeRO-1 gathers over `data` is the cast copy.
         model = jax.lax.with_sharding_constraint(model, rules.shardings(model))
-        loss, gradients = runner.loss_and_gradients(model, batch, weights, state.step)
-        loss, gradients = loss / scale, jax.tree.map(lambda g: g / scale, gradients)
+        losses, gradients = runner.losses_and_gradients(model, batch, state.step)
+        losses, gradients = jax.tree.map(lambda x: x / scale, (losses, gradients))
+        loss = losses["lm loss"]
         gradients, norm = clip_by_global_norm(gradients, config.optim.clip_grad)
-        overflow = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
+        overflow = ~(jnp.isfinite(norm) & jnp.isfinite(objective(losses, config.model)))
         spike = is_spike(state.health, loss, config.health)
         skip = overflow | spike | (tokens == 0)
         # What fp16 overflows is the loss scale's affair, not a sign of ill health.
@@ -95,7 +113,7 @@ def build_train_step(
             health=update_health(state.health, loss, ~skip, bad, config.health),
         )
         metrics = {
-            "lm loss": loss,
+            **losses,
             "tokens": tokens,
             "grad-norm": norm,
             "learning-rate": lr,
@@ -113,7 +131,7 @@ def build_train_step(
     replicated = NamedSharding(rules.mesh, PartitionSpec())
     return jax.jit(
         step,
-        in_shardings=(shardings, batch_shardings(rules, config.data)),
+        in_shardings=(shardings, batch_shardings(rules, config)),
         out_shardings=(shardings, replicated),
         donate_argnums=(0,),
     )
@@ -121,13 +139,14 @@ def build_train_step(
 
 def build_eval_step(
     config: Config, rules: Rules, attention: str
-) -> Callable[[Gpt, Batch], tuple[jax.Array, jax.Array]]:
-    """Jitted f(params, batch) -> (sum of token losses, number of unmasked tokens), without dropout."""
+) -> Callable[[Model, Batch], tuple[jax.Array, jax.Array]]:
+    """Jitted f(params, batch) -> (mean of token losses, number of unmasked tokens), without dropout."""
     runner = Runner(rules, attention, chunks=config.parallel.chunks)
 
-    def evaluate(params: Gpt, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def evaluate(params: Model, batch: Batch) -> tuple[jax.Array, jax.Array]:
         model = cast(params, DTYPES[config.train.precision])
-        return runner.loss(model, batch, batch["loss_mask"]), batch["loss_mask"].sum()
+        batch, tokens = weighted(batch)
+        return runner.losses(model, batch)["lm loss"], tokens
 
     _, _, shardings = build_init(config, rules)
-    return jax.jit(evaluate, in_shardings=(shardings.params, batch_shardings(rules, config.data)))
+    return jax.jit(evaluate, in_shardings=(shardings.params, batch_shardings(rules, config)))

@@ -106,7 +106,7 @@ def train_random(name: str, config: Config) -> Row:
     schedule = Schedule.from_config(config.optim, size * steps, size)
     init, _, _ = build_init(config, rules)
     step = build_train_step(config, rules, schedule, kernel.name)
-    feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config.data))
+    feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config))
     state = init(jax.random.key(0))
     losses, seconds = [], []
     for number in range(steps):

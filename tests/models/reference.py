@@ -5,6 +5,8 @@ Shapes: B batch, S sequence, D embed, N heads, K kv heads, H head dim, F mlp, V 
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import numpy as np
 
 from megajax.config.model import ModelConfig
@@ -27,10 +29,12 @@ def _row(w: Weights, c: ModelConfig, tokens: Array, positions: Array, segments: 
     x = w["word_embedding"][tokens]
     if c.positions == "learned":
         x = x + w["position_embedding"][positions]
+    if c.embedding_norm:
+        x = norm(x, w, "embedding_norm", c)
     for number in range(c.num_layers):
         layer = {name.removeprefix("blocks."): value[number] for name, value in w.items() if name.startswith("blocks.")}
         x = x + attention_layer(norm(x, layer, "attention_norm", c), layer, c, positions, segments)
-        x = x + mlp(norm(x, layer, "mlp_norm", c), layer)
+        x = x + mlp(norm(x, layer, "mlp_norm", c), layer, c.activation)
     head = w["word_embedding"] if c.tied_head else w["head"]
     return norm(x, w, "final_norm", c) @ head[: c.vocab_size].T
 
@@ -43,11 +47,21 @@ def norm(x: Array, w: Weights, name: str, c: ModelConfig) -> Array:
     return x + w.get(f"{name}.bias", 0)
 
 
-def mlp(x: Array, w: Weights) -> Array:
-    """[S, D] -> [S, D]; two input matrices mean SwiGLU, one GELU."""
+def mlp(x: Array, w: Weights, activation: str) -> Array:
+    """[S, D] -> [S, D]; where there are two input matrices, the first goes through the activation."""
     hidden = np.einsum("sd,dpf->psf", x, w["mlp.fc1"]) + w.get("mlp.fc1_bias", np.zeros(1))[:, None]
-    hidden = silu(hidden[0]) * hidden[1] if len(hidden) == 2 else gelu(hidden[0])
-    return hidden @ w["mlp.fc2"] + w.get("mlp.fc2_bias", 0)
+    first = {"gelu": gelu, "geglu": gelu, "swiglu": silu, "gelu_exact": gelu_exact, "relu": relu}[activation](hidden[0])
+    return (first * hidden[1] if len(hidden) == 2 else first) @ w["mlp.fc2"] + w.get("mlp.fc2_bias", 0)
+
+
+def relu(x: Array) -> Array:
+    """The positive part."""
+    return np.maximum(x, 0)
+
+
+def gelu_exact(x: Array) -> Array:
+    """x times the probability of a standard normal below x."""
+    return x * np.vectorize(NormalDist().cdf)(x)
 
 
 def gelu(x: Array) -> Array:
@@ -70,29 +84,51 @@ def attention_layer(x: Array, w: Weights, c: ModelConfig, positions: Array, segm
         q, k = norm(q, w, "attention.q_norm", c), norm(k, w, "attention.k_norm", c)
     if c.positions == "rope":
         rotated = int(c.head_size * c.rope_fraction)
-        q, k = rotate(q, positions, c.rope_base, rotated), rotate(k, positions, c.rope_base, rotated)
-    heads = attend(q, k, v, segments)
+        q, k = rotate(q, positions, c, rotated), rotate(k, positions, c, rotated)
+    heads = attend(q, k, v, segments, c)
     return np.einsum("snh,nhd->sd", heads, w["attention.out"]) + w.get("attention.out_bias", 0)
 
 
-def attend(q: Array, k: Array, v: Array, segments: Array) -> Array:
+def attend(q: Array, k: Array, v: Array, segments: Array, c: ModelConfig) -> Array:
     """Queries [S, N, H], keys and values [S, K, H], document numbers [S] -> [S, N, H]."""
     out = np.zeros_like(q)
     for s, n in np.ndindex(*q.shape[:2]):
         head = n // (q.shape[1] // k.shape[1])
-        seen = [t for t in range(s + 1) if segments[t] == segments[s]]
-        scores = np.array([q[s, n] @ k[t, head] for t in seen]) / np.sqrt(q.shape[2])
+        first = max(0, s + 1 - c.window) if c.window else 0
+        seen = [t for t in range(first, s + 1) if segments[t] == segments[s]]
+        scores = np.array([q[s, n] @ k[t, head] for t in seen]) * (c.attention_scale or 1 / np.sqrt(q.shape[2]))
+        if c.positions == "alibi":
+            scores -= SLOPES[q.shape[1]][n] * (s - np.array(seen))
         probabilities = np.exp(scores - scores.max())
         out[s, n] = probabilities @ v[seen, head] / probabilities.sum()
     return out
 
 
-def rotate(x: Array, positions: Array, base: float, rotated: int) -> Array:
+SLOPES = {4: [1 / 4, 1 / 16, 1 / 64, 1 / 256], 6: [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]}
+"""Of ALiBi (2108.12409 §3), by the number of heads."""
+
+
+def rotate(x: Array, positions: Array, c: ModelConfig, rotated: int) -> Array:
     """Turn the pair (i, i + rotated / 2) of every head of x [S, heads, H] by position / base^(2 i / rotated)."""
     out = x.copy()
     for i in range(rotated // 2):
         j = i + rotated // 2
-        angle = (positions / base ** (2 * i / rotated))[:, None]
+        frequency = 1 / c.rope_base ** (2 * i / rotated)
+        if c.rope_scaling_factor:
+            frequency = scaled(frequency, c)
+        angle = (positions * frequency)[:, None]
         out[..., i] = x[..., i] * np.cos(angle) - x[..., j] * np.sin(angle)
         out[..., j] = x[..., j] * np.cos(angle) + x[..., i] * np.sin(angle)
     return out
+
+
+def scaled(frequency: float, c: ModelConfig) -> float:
+    """LLaMA 3.1's frequencies, case by case of the wavelength."""
+    wavelength = 2 * np.pi / frequency
+    if wavelength < c.rope_original_positions / c.rope_high_frequency:
+        return frequency
+    if wavelength > c.rope_original_positions / c.rope_low_frequency:
+        return frequency / c.rope_scaling_factor
+    between = c.rope_original_positions / wavelength - c.rope_low_frequency
+    share = between / (c.rope_high_frequency - c.rope_low_frequency)
+    return (1 - share) * frequency / c.rope_scaling_factor + share * frequency

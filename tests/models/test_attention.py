@@ -15,7 +15,7 @@ import pytest
 from megajax.config.data import DataConfig
 from megajax.data.batch import make_batch
 from megajax.models.attention import Attention
-from megajax.models.attention_kernels import visible, xla_attention
+from megajax.models.attention_kernels import Pattern, xla_attention
 from megajax.models.context import Context
 from megajax.models.layout import Layout
 from tests.models import reference
@@ -27,7 +27,7 @@ B, S, N, H = 2, 7, 4, 8
 @jax.jit
 def attention(q, k, v, segment_ids=None):
     """Causal attention on one device."""
-    return Layout().attention(q, k, v, segment_ids, None)
+    return Layout().attention(q, k, v, Pattern(), segment_ids, None)
 
 
 def random_qkv(kv_heads):
@@ -71,7 +71,7 @@ def test_documents_do_not_see_each_other():
     batch = make_batch([np.array([5, 6, 7, E, 8, 1, E, 3, 4])], np.array([0]), config, eod=E)
 
     segments = batch["segment_ids"]
-    mask = visible(jnp.arange(8), jnp.arange(8), segments, segments)[0]
+    mask = Pattern().visible(jnp.arange(8), jnp.arange(8), segments, segments)[0]
 
     seen = [np.flatnonzero(row).tolist() for row in mask]
     assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [4], [4, 5], [4, 5, 6], [7]]

@@ -15,14 +15,14 @@ from tests.models.tiny import GPT, batch_of, random_model, random_tokens
 
 @jax.jit
 def one_block(block, x):
-    return block(x, Context(Layout()))
+    return block(x, Context(Layout()))[0]
 
 
 def test_scan_runs_one_block_after_the_other():
     blocks = random_model(GPT).blocks
     x = jnp.float32(np.random.default_rng(0).normal(size=(2, 5, 16)))
 
-    y = jax.jit(lambda blocks, x: run_blocks(blocks, x, Context(Layout())))(blocks, x)
+    y = jax.jit(lambda blocks, x: run_blocks(blocks, x, Context(Layout()))[0])(blocks, x)
 
     for number in range(GPT.num_layers):
         x = one_block(jax.tree.map(lambda w, number=number: w[number], blocks), x)
@@ -41,11 +41,11 @@ def test_stack_has_the_structure_of_a_block():
 
 def test_program_does_not_grow_with_depth(config):
     """Case X03: loss and gradients of 4 and of 32 layers are programs of as many lines."""
-    batch = batch_of(random_tokens(2, 8), labels=random_tokens(2, 8, seed=1))
+    batch = batch_of(random_tokens(2, 8), labels=random_tokens(2, 8, seed=1), weights=np.ones((2, 8), np.float32))
 
     def lines(layers):
         def loss(model):
-            return model.loss(batch, jnp.ones((2, 8)), model.context(batch, Layout(), keys=None))
+            return model.losses(batch, model.context(batch, Layout(), keys=None))["lm loss"]
 
         deep = replace(config, num_layers=layers)
         model = jax.eval_shape(lambda: Gpt(jax.random.key(0), deep))

@@ -9,16 +9,23 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from megajax.config.model import ModelConfig
 from megajax.models import decode
-from megajax.models.decode import empty_cache, extend, generate
+from megajax.models.decode import advance, begin, empty_cache, extend, generate
 from megajax.models.gpt import Gpt
 from megajax.models.parameters import cast
 from megajax.models.sampling import Sampling
 from tests.models.tiny import GPT, LLAMA, batch_of, filled, forward, random_model, random_tokens
 
 GREEDY = Sampling(temperature=0.0)
+SWITCHED = {
+    "window": replace(LLAMA, window=3),
+    "alibi": replace(GPT, positions="alibi", embedding_norm=True, tied_head=True),
+    "scale": replace(LLAMA, attention_scale=0.7, qk_norm=True, activation="geglu"),
+}
+"""Attention patterns of Mistral and BLOOM, and other switches that decoding has to follow."""
 
 
 def continue_without_cache(model, prompts, lengths, new_tokens):
@@ -47,6 +54,17 @@ def test_cache_changes_nothing(config):
     )
 
 
+@pytest.mark.parametrize("switches", SWITCHED)
+def test_every_pattern_of_attention(switches):
+    """The cache follows the maths of training whatever a query may see and however that is weighed."""
+    model = random_model(SWITCHED[switches])
+    prompts, lengths = random_tokens(2, 6), np.array([6, 2])
+
+    out = generate(model, prompts, lengths, 0, new_tokens=8, sampling=GREEDY)
+
+    np.testing.assert_array_equal(out.tokens, continue_without_cache(model, prompts, lengths, 8))
+
+
 def test_prompt_in_pieces(config):
     """Hidden states do not depend on how the tokens are cut: 5 and 3 are 8."""
     model, tokens = random_model(config), random_tokens(2, 8)
@@ -60,6 +78,35 @@ def test_prompt_in_pieces(config):
     np.testing.assert_allclose(in_pieces(model), forward(model, batch_of(tokens)), rtol=1e-5, atol=2e-5)
 
 
+def test_tokens_a_few_at_a_time():
+    """Stopping to look after 1, 4 and 5 tokens changes nothing, drawn or not."""
+    model, prompts, lengths = random_model(LLAMA), random_tokens(2, 4), np.array([4, 3])
+    how = {"sampling": Sampling(top_k=20), "end_ids": (49,)}
+    whole = generate(model, prompts, lengths, 5, new_tokens=9, **how)
+
+    state = begin(model, prompts, lengths, 5, new_tokens=9)
+    for until in (1, 4, 5, 100):
+        state = advance(model, state, until, **how)
+
+    np.testing.assert_array_equal(state.tokens, whole.tokens)
+    np.testing.assert_array_equal(state.log_probabilities, whole.log_probabilities)
+
+
+def test_log_probabilities(config):
+    """Of new tokens and prompt, against a softmax over the logits of the whole forward pass; temperature is no part."""
+    model, prompts, lengths = random_model(config), random_tokens(2, 5), np.array([5, 3])
+
+    state = begin(model, prompts, lengths, 3, new_tokens=4, score_prompts=True)
+    out = advance(model, state, 4, sampling=Sampling(temperature=3.0))
+
+    for row, length in enumerate(lengths):
+        tokens = np.concatenate([prompts[row, :length], out.tokens[row]])
+        logits = forward(model, batch_of(tokens[None]))[0]
+        expected = jax.nn.log_softmax(logits)[np.arange(length + 3), tokens[1:]]
+        found = np.concatenate([out.prompt_log_probabilities[row, : length - 1], out.log_probabilities[row]])
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_write_positions(monkeypatch):
     """Case G02: a prompt of 6 fills positions 0 to 5, then come 6, 7, 8, 9. A prompt of 2 beside it goes on at 2."""
     written = []
@@ -68,15 +115,18 @@ def test_write_positions(monkeypatch):
         np.testing.assert_array_equal(keys, values)
         written.append([np.flatnonzero(row).tolist() for row in keys])
 
-    def watched(model, cache, tokens, start):
-        hidden, new = extend(model, cache, tokens, start)
+    def watched(model, cache, *args):
+        hidden, new = extend(model, cache, *args)
         changed = ((old != now).any(axis=(0, 3, 4)) for old, now in zip(cache, new, strict=True))
         jax.debug.callback(note, *changed, ordered=True)
         return hidden, new
 
     monkeypatch.setattr(decode, "extend", watched)
-    run = jax.jit(partial(generate.__wrapped__, new_tokens=4, sampling=GREEDY))
-    jax.block_until_ready(run(random_model(LLAMA), random_tokens(2, 6), np.array([6, 2]), 0))
+    monkeypatch.setattr(decode, "begin", partial(jax.jit, static_argnames=("new_tokens",))(begin.__wrapped__))
+    monkeypatch.setattr(decode, "advance", partial(jax.jit, static_argnames=("sampling", "end_ids"))(advance.__wrapped__))
+    jax.block_until_ready(
+        generate(random_model(LLAMA), random_tokens(2, 6), np.array([6, 2]), 0, new_tokens=4, sampling=GREEDY)
+    )
     jax.effects_barrier()
 
     prompt = [0, 1, 2, 3, 4, 5]
@@ -129,6 +179,16 @@ def test_seeds():
     assert draw(7, rows=1) == first[:1]
     assert len({*first, *draw(8)}) == 8
     assert all(len(set(row)) > 10 for row in first)
+
+
+def test_rows_have_numbers():
+    """Case G08: row 3 draws the same whatever stands in the rows before it, or whether there are any."""
+    model = filled(lambda key: Gpt(key, GPT), np.zeros)
+    run = partial(begin, model, seed=7, new_tokens=8)
+    prompts, lengths = np.full((4, 3), 7), np.full(4, 3)
+    together = advance(model, run(prompts, lengths), 8, sampling=Sampling())
+    alone = advance(model, run(prompts[:1], lengths[:1], rows=np.array([3])), 8, sampling=Sampling())
+    np.testing.assert_array_equal(alone.tokens[0], together.tokens[3])
 
 
 def test_bf16_model(config):

@@ -23,6 +23,13 @@ SWITCHES = {
     "llama": LLAMA,
     "qk-norm": replace(LLAMA, qk_norm=True, norm="layernorm", bias=True, rope_fraction=0.5, rope_base=500.0),
     "qkv-bias": replace(LLAMA, qkv_bias=True, head_dim=6, num_kv_heads=1, norm_eps=0.1),
+    "llama-3.1": replace(LLAMA, head_dim=8, rope_scaling_factor=8.0, rope_original_positions=24),
+    "mistral": replace(LLAMA, window=3),
+    "bloom": replace(GPT, positions="alibi", embedding_norm=True),
+    "alibi-6": replace(GPT, positions="alibi", num_heads=6, hidden_size=12),
+    "exact": replace(GPT, activation="gelu_exact", attention_scale=1.0),
+    "relu": replace(GPT, activation="relu"),
+    "geglu": replace(LLAMA, activation="geglu"),
     "no-positions": replace(GPT, positions="none", norm="rmsnorm", qkv_bias=False, qk_norm=True, num_kv_heads=2),
 }
 
@@ -68,11 +75,11 @@ def test_loss_and_gradient(config):
     """Of every weight, with all activations recomputed, as if nothing were and all logits had been made."""
     model = random_model(config)
     tokens, labels = random_tokens(2, 6), random_tokens(2, 6, seed=1)
-    batch = batch_of(tokens, labels=labels)
     weights = np.float32(np.random.default_rng(0).uniform(size=(2, 6)) * [1, 1, 1, 1, 0, 0])
+    batch = batch_of(tokens, labels=labels, weights=weights)
 
     def fused(model):
-        return model.loss(batch, weights, model.context(batch, Layout(), keys=None), remat=jax.checkpoint)
+        return model.losses(batch, model.context(batch, Layout(), keys=None), remat=jax.checkpoint)["lm loss"]
 
     def naive(model):
         log_probabilities = jax.nn.log_softmax(forward(model, batch_of(tokens)))
@@ -94,10 +101,10 @@ def test_bf16_model_is_close_to_fp32(config):
     model = jax.tree.map(lambda w: 0.2 * w, random_model(config))
     tokens = random_tokens(2, 6)
     half = cast(model, jnp.bfloat16)
-    batch = batch_of(tokens, labels=tokens)
+    batch = batch_of(tokens, labels=tokens, weights=np.ones((2, 6), np.float32))
 
     hidden = jax.eval_shape(lambda m: m.hidden(batch, m.context(batch, Layout(), None)), half)
-    loss = jax.eval_shape(lambda m: m.loss(batch, jnp.ones((2, 6)), m.context(batch, Layout(), None)), half)
+    loss = jax.eval_shape(lambda m: m.losses(batch, m.context(batch, Layout(), None))["lm loss"], half)
     logits = forward(half, batch_of(tokens))
 
     assert (hidden.dtype, logits.dtype, loss.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)

@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import cache
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from megajax.config.model import ModelConfig
@@ -55,8 +54,8 @@ def test_padding_is_zero_and_changes_nothing():
             value, large[name] = value[:100], large[name][:100]  # noqa: PLW2901
         np.testing.assert_array_equal(large[name], value, err_msg=name)
 
-    batch = batch_of(random_tokens(2, 8), labels=random_tokens(2, 8, seed=1))
-    loss = jax.jit(lambda m: m.loss(batch, jnp.ones((2, 8)), m.context(batch, Layout(), keys=None)))
+    batch = batch_of(random_tokens(2, 8), labels=random_tokens(2, 8, seed=1), weights=np.ones((2, 8), np.float32))
+    loss = jax.jit(lambda m: m.losses(batch, m.context(batch, Layout(), keys=None))["lm loss"])
     np.testing.assert_allclose(loss(drawn(vocab_multiple=256)), loss(drawn()), rtol=1e-6)
 
 

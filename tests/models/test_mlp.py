@@ -1,4 +1,4 @@
-"""The two activations, on an MLP of width one whose weights are small whole numbers."""
+"""The activations, on an MLP of width one whose weights are small whole numbers."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +33,7 @@ def test_swiglu_gates_with_the_first_matrix():
     np.testing.assert_allclose(run(mlp, 1.0, -1.0), [1.462117, 0.537883], atol=1e-6)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_exact", "relu", "swiglu", "geglu"])
 def test_matches_numpy(activation):
     config = ModelConfig(hidden_size=6, num_heads=2, ffn_hidden_size=10, activation=activation)
     rng = np.random.default_rng(0)
@@ -43,4 +43,4 @@ def test_matches_numpy(activation):
     y = mlp(jnp.float32(x), Context(Layout()))
 
     weights = {f"mlp.{name}": np.float64(getattr(mlp, name)[...]) for name in ("fc1", "fc1_bias", "fc2", "fc2_bias")}
-    np.testing.assert_allclose(y[0], reference.mlp(x[0], weights), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(y[0], reference.mlp(x[0], weights, activation), rtol=1e-5, atol=1e-4)

@@ -59,7 +59,7 @@ def test_rotates_a_share_of_each_head(fraction, rotated):
 
     y = turn(jnp.float32(x), positions, config)
 
-    np.testing.assert_allclose(y, reference.rotate(x, positions, 10_000.0, rotated), atol=1e-4)
+    np.testing.assert_allclose(y, reference.rotate(x, positions, ModelConfig(), rotated), atol=1e-4)
     np.testing.assert_array_equal(y[0], np.float32(x)[0])
     np.testing.assert_array_equal(y[..., rotated:], np.float32(x)[..., rotated:])
 

@@ -25,12 +25,12 @@ import jax.numpy as jnp
 
 from megajax.models.block import Block, Remat, run_blocks
 from megajax.models.context import Context
-from megajax.models.gpt import Gpt
+from megajax.models.losses import Losses, add, coefficients, objective
+from megajax.models.model import Batch, Model
 from megajax.models.parameters import named_leaves
 from megajax.parallel.collectives import Collectives
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 
-Batch = dict[str, jax.Array]
 Leaves = list[jax.Array]
 
 
@@ -47,8 +47,10 @@ class Flow(NamedTuple):
     """[v, n, ...] fp32 each: gradient sums of this stage's layers."""
     other_sums: Leaves
     """fp32: gradient sums of what is outside the blocks; every stage has all of it but for its vocabulary rows."""
-    loss: jax.Array
-    """Loss sum, the same on every stage."""
+    losses: Losses
+    """Sums of the head's losses, the same on every stage."""
+    inside: Losses
+    """Sums of the losses that arise in this stage's layers."""
 
 
 class Executor:
@@ -56,9 +58,8 @@ class Executor:
 
     def __init__(
         self,
-        model: Gpt,
+        model: Model,
         batch: Batch,
-        weights: jax.Array,
         schedule: Interleaved1F1B,
         net: Collectives,
         context_of: Callable[[Batch], Context],
@@ -69,45 +70,48 @@ class Executor:
 
         Args:
             model: weights in the compute dtype; block leaves [n, ...], or [v, n, ...] with several chunks.
-            batch: arrays [M, B, ...].
-            weights: [M, B, S] of the token losses.
+            batch: arrays [M, B, ...], "weights" [M, B, S] of the token losses among them.
             schedule: ticks and slots.
             net: collectives of the mesh.
             context_of: the context of one microbatch.
             remat: rematerialisation policy of a layer.
             poison: fill masked slots with NaN, to show that nothing of them is used.
         """
-        self.batch, self.weights, self.schedule, self.net = batch, weights, schedule, net
+        self.batch, self.schedule, self.net = batch, schedule, net
         self.context_of, self.remat, self.poison = context_of, remat, poison
         self.stage = net.index("pipe")
         self.parts = Parts(model, schedule.chunks)
 
-    def loss_and_gradients(self) -> tuple[jax.Array, Gpt]:
-        """Loss sum and gradient sums (fp32), before any reduction over `data`."""
+    def losses_and_gradients(self) -> tuple[Losses, Model]:
+        """Loss sums, and gradient sums (fp32) of the objective, before any reduction over `data`."""
         s = self.schedule
         steady, cooldown = s.warmup_ticks, s.warmup_ticks + s.steady_ticks
         flow = self._start(training=True)
         flow = self._ticks(flow, range(steady), self._forward)
         flow = self._ticks(flow, range(steady, cooldown), self._forward, self._head, self._backward)
         flow = self._ticks(flow, range(cooldown, cooldown + s.cooldown_ticks), self._backward)
-        return flow.loss, self.parts.join(flow.block_sums, flow.other_sums)
+        return self._all_losses(flow), self.parts.join(flow.block_sums, flow.other_sums)
 
-    def loss(self) -> jax.Array:
-        """Loss sum of the forward pass alone."""
+    def losses(self) -> Losses:
+        """Loss sums of the forward pass alone."""
         ticks = range(self.schedule.warmup_ticks + self.schedule.steady_ticks)
-        return self._ticks(self._start(training=False), ticks, self._advance, self._score).loss
+        return self._all_losses(self._ticks(self._start(training=False), ticks, self._advance, self._score))
+
+    def _all_losses(self, flow: Flow) -> Losses:
+        return add(flow.losses, jax.tree.map(lambda loss: self.net.psum(loss, "pipe"), flow.inside))
 
     def _start(self, training: bool) -> Flow:
         x = jax.eval_shape(lambda: self._embed(0))
         activation = jnp.zeros(x.shape, x.dtype)
+        zeros = lambda tree: jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), tree)  # noqa: E731
+        losses = zeros(jax.eval_shape(lambda: self._head_losses(self.parts.others, activation, 0)))
+        inside = zeros(jax.eval_shape(lambda: self._run(0, 0, activation)[1]))
         if not training:
-            return Flow(activation, activation, [], [], [], jnp.float32(0))
+            return Flow(activation, activation, [], [], [], losses, inside)
         saved = jax.eval_shape(lambda: self._call(0, 0, activation).saved)
         ring = [jnp.zeros((self.schedule.ring_slots, *a.shape), a.dtype) for a in saved]
-        zeros = lambda leaves: [jnp.zeros(a.shape, jnp.float32) for a in leaves]  # noqa: E731
-        return Flow(
-            activation, activation, ring, zeros(self.parts.block_leaves), zeros(self.parts.others), jnp.float32(0)
-        )
+        sums = zeros(self.parts.block_leaves), zeros(self.parts.others)
+        return Flow(activation, activation, ring, *sums, losses, inside)
 
     def _ticks(self, flow: Flow, ticks: range, *works: Callable[[jax.Array, Flow], Flow]) -> Flow:
         """Run a phase; at the end of a tick what was computed moves to the neighbours."""
@@ -128,11 +132,13 @@ class Executor:
         call = self._call(slot.chunk, slot.microbatch, self._input(t, flow))
         put = jax.lax.dynamic_update_index_in_dim
         ring = [put(r, leaf, slot.ring_slot, 0) for r, leaf in zip(flow.ring, call.saved, strict=True)]
-        return flow._replace(activation=call.output, ring=ring)
+        activation, inside = call.output
+        return flow._replace(activation=activation, ring=ring, inside=_add_if(slot.valid, flow.inside, inside))
 
     def _advance(self, t: jax.Array, flow: Flow) -> Flow:
         slot = self.schedule.forward(t, self.stage)
-        return flow._replace(activation=self._run(slot.chunk, slot.microbatch, self._input(t, flow)))
+        activation, inside = self._run(slot.chunk, slot.microbatch, self._input(t, flow))
+        return flow._replace(activation=activation, inside=_add_if(slot.valid, flow.inside, inside))
 
     def _input(self, t: jax.Array, flow: Flow) -> jax.Array:
         """What this tick's forward slot starts from: a new microbatch on the first stage, else what was received."""
@@ -144,25 +150,27 @@ class Executor:
         return jnp.where(slot.valid, x, jnp.nan) if self.poison else x
 
     def _head(self, t: jax.Array, flow: Flow) -> Flow:
-        """Loss of the microbatch that leaves the last stage, and its gradients."""
+        """Losses of the microbatch that leaves the last stage, and their gradients."""
         leaving = self.schedule.leaving(t)
 
         def run(flow: Flow) -> Flow:
             x = self._broadcast(flow.activation, from_stage=self.schedule.stages - 1)
-            head = jax.value_and_grad(self._head_loss, argnums=(0, 1))
-            loss, (sums, dx) = head(self.parts.others, x, leaving.microbatch)
+            head = jax.value_and_grad(self._head_objective, argnums=(0, 1), has_aux=True)
+            (_, losses), (sums, dx) = head(self.parts.others, x, leaving.microbatch)
             gradient = jnp.where(self.stage == self.schedule.stages - 1, dx, flow.gradient)
-            return flow._replace(loss=flow.loss + loss, gradient=gradient, other_sums=_add(flow.other_sums, sums))
+            sums = _add(flow.other_sums, sums)
+            return flow._replace(losses=add(flow.losses, losses), gradient=gradient, other_sums=sums)
 
         return jax.lax.cond(leaving.valid, run, lambda flow: flow, flow)
 
     def _score(self, t: jax.Array, flow: Flow) -> Flow:
-        """The loss alone."""
+        """The losses alone."""
         leaving = self.schedule.leaving(t)
 
         def run(flow: Flow) -> Flow:
             x = self._broadcast(flow.activation, from_stage=self.schedule.stages - 1)
-            return flow._replace(loss=flow.loss + self._head_loss(self.parts.others, x, leaving.microbatch))
+            losses = self._head_losses(self.parts.others, x, leaving.microbatch)
+            return flow._replace(losses=add(flow.losses, losses))
 
         return jax.lax.cond(leaving.valid, run, lambda flow: flow, flow)
 
@@ -171,7 +179,7 @@ class Executor:
         call = self._call(slot.chunk, slot.microbatch, jnp.zeros_like(flow.activation))
         stored = [jax.lax.dynamic_index_in_dim(r, slot.ring_slot, keepdims=False) for r in flow.ring]
         cotangent = jnp.where(slot.valid, flow.gradient, jnp.nan) if self.poison else flow.gradient
-        gradients, dx = call.pull(stored)(cotangent)
+        gradients, dx = call.pull(stored)((cotangent, self._factors(flow.inside)))
         sums = [
             total.at[slot.chunk].add(jnp.where(slot.valid, g, 0).astype(jnp.float32))
             for total, g in zip(flow.block_sums, jax.tree.leaves(gradients), strict=True)
@@ -196,12 +204,19 @@ class Executor:
     def _embed(self, microbatch: jax.Array | int, others: Leaves | None = None) -> jax.Array:
         return self.parts.model(others or self.parts.others).embed(*self._microbatch(microbatch))
 
-    def _head_loss(self, others: Leaves, x: jax.Array, microbatch: jax.Array | int) -> jax.Array:
-        batch, context = self._microbatch(microbatch)
-        weights = jax.lax.dynamic_index_in_dim(self.weights, microbatch, keepdims=False)
-        return self.parts.model(others).head_loss(x, batch["labels"], weights, context.layout)
+    def _head_losses(self, others: Leaves, x: jax.Array, microbatch: jax.Array | int) -> Losses:
+        return self.parts.model(others).head_losses(x, *self._microbatch(microbatch))
 
-    def _run(self, chunk: jax.Array | int, microbatch: jax.Array | int, x: jax.Array) -> jax.Array:
+    def _head_objective(self, others: Leaves, x: jax.Array, microbatch: jax.Array) -> tuple[jax.Array, Losses]:
+        losses = self._head_losses(others, x, microbatch)
+        return objective(losses, self.parts.config), losses
+
+    def _factors(self, losses: Losses) -> Losses:
+        """Cotangent of the losses: the gradient of their objective."""
+        factors = coefficients(self.parts.config)
+        return {name: jnp.float32(factors[name]) for name in losses}
+
+    def _run(self, chunk: jax.Array | int, microbatch: jax.Array | int, x: jax.Array) -> tuple[jax.Array, Losses]:
         _, context = self._microbatch(microbatch)
         return run_blocks(self.parts.chunk(chunk), x, context, self.remat, self._first_layer(chunk))
 
@@ -210,7 +225,8 @@ class Executor:
         blocks, (_, context) = self.parts.chunk(chunk), self._microbatch(microbatch)
         run = partial(run_blocks, context=context, remat=self.remat, first_layer=self._first_layer(chunk))
         output, pull = jax.vjp(run, blocks, x)
-        return Call(output, pull, known=jax.tree.leaves((blocks, context.segment_ids, context.angles, context.keys)))
+        known = (blocks, context.segment_ids, context.angles, context.keys, context.weights)
+        return Call(output, pull, known=jax.tree.leaves(known))
 
     def _first_layer(self, chunk: jax.Array | int) -> jax.Array | int:
         return (chunk * self.schedule.stages + self.stage) * self.parts.layers
@@ -219,7 +235,7 @@ class Executor:
 class Call:
     """A differentiated call, split into what has to be stored for its backward pass and what is at hand there too."""
 
-    def __init__(self, output: jax.Array, pull: Any, known: Leaves) -> None:
+    def __init__(self, output: tuple[jax.Array, Losses], pull: Any, known: Leaves) -> None:
         """`known` leaves are recognised by identity."""
         self.output = output
         self._leaves, self._tree = jax.tree.flatten(pull)
@@ -230,7 +246,7 @@ class Call:
         """What has to be stored."""
         return [leaf for leaf, stored in zip(self._leaves, self._stored, strict=True) if stored]
 
-    def pull(self, saved: Leaves) -> Callable[[jax.Array], tuple[Block, jax.Array]]:
+    def pull(self, saved: Leaves) -> Callable[[tuple[jax.Array, Losses]], tuple[Block, jax.Array]]:
         """Cotangent of the output -> those of (blocks, x), of the call that stored `saved`."""
         remaining = iter(saved)
         leaves = [next(remaining) if stored else leaf for leaf, stored in zip(self._leaves, self._stored, strict=True)]
@@ -240,8 +256,9 @@ class Call:
 class Parts:
     """A model taken apart: the blocks, by chunk, and the rest."""
 
-    def __init__(self, model: Gpt, chunks: int) -> None:
+    def __init__(self, model: Model, chunks: int) -> None:
         """Block leaves are [n, ...] with one chunk, else [v, n, ...]."""
+        self.config = model.config
         leaves, self._tree = jax.tree.flatten(model)
         self._is_block = [name.startswith("blocks.") for name, _ in named_leaves(model)]
         self._shapes = [leaf.shape for leaf in leaves]
@@ -256,11 +273,11 @@ class Parts:
         pick = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False)  # noqa: E731
         return jax.tree.unflatten(self._block_tree, [pick(leaf) for leaf in self.block_leaves])
 
-    def model(self, others: Leaves) -> Gpt:
+    def model(self, others: Leaves) -> Model:
         """The model with other weights outside the blocks."""
         return self.join(self._original, others)
 
-    def join(self, block_leaves: Leaves, others: Leaves) -> Gpt:
+    def join(self, block_leaves: Leaves, others: Leaves) -> Model:
         """A model of these leaves, in the shapes it came in."""
         blocks, rest = iter(block_leaves), iter(others)
         leaves = [
@@ -272,3 +289,7 @@ class Parts:
 
 def _add(sums: Leaves, gradients: Leaves) -> Leaves:
     return [total + g.astype(jnp.float32) for total, g in zip(sums, gradients, strict=True)]
+
+
+def _add_if(valid: jax.Array | bool, sums: Losses, losses: Losses) -> Losses:
+    return {name: total + jnp.where(valid, losses[name], 0) for name, total in sums.items()}

@@ -1,0 +1,28 @@
+"""Non-linearities of an MLP, gated ones included.
+
+Shapes: A = 1, or 2 (gate and up) input matrices, F mlp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+
+from megajax.config.model import Activation
+
+ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "gelu": partial(jax.nn.gelu, approximate=True),
+    "gelu_exact": partial(jax.nn.gelu, approximate=False),
+    "relu": jax.nn.relu,
+    "swiglu": jax.nn.silu,
+    "geglu": partial(jax.nn.gelu, approximate=True),
+}
+"""By `model.activation`; of a gated unit, what its gate goes through."""
+
+
+def activate(hidden: jax.Array, activation: Activation) -> jax.Array:
+    """[..., A, F] -> [..., F]: the non-linearity, times the second part where there are two."""
+    first = ACTIVATIONS[activation](hidden[..., 0, :])
+    return first * hidden[..., 1, :] if hidden.shape[-2] == 2 else first

@@ -1,0 +1,119 @@
+"""The encoder: BERT (1810.04805), RoBERTa (1907.11692) and Megatron-LM's BERT are switches of the same module.
+
+Masked tokens are predicted from both sides. With `pair_task` the first token also tells whether the two texts of a
+sample stand in their own order or were swapped (1909.11942 §3.1: sentence order, which Megatron-LM trains in the place
+of BERT's next sentence).
+
+Shapes: B batch, S sequence, D embed, V padded vocabulary, P positions, T token types.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from megajax.config.model import ModelConfig
+from megajax.models.block import run_blocks, stack_blocks
+from megajax.models.context import Context
+from megajax.models.cross_entropy import token_losses
+from megajax.models.init import normal, zeros
+from megajax.models.layout import Layout
+from megajax.models.linear import linear
+from megajax.models.losses import Losses
+from megajax.models.mlp import ACTIVATIONS
+from megajax.models.model import Batch, Model, vocabulary_table
+from megajax.models.norm import Norm
+
+PAIR_CLASSES = 2
+
+
+class Bert(Model):
+    """Embedding, blocks, masked-LM head and, for pairs of texts, pooler and sentence-order head."""
+
+    def __init__(self, key: jax.Array, config: ModelConfig) -> None:
+        """Draw all weights; they depend on (key, config) alone, never on the layout."""
+        word_key, position_key, type_key, block_key, transform_key, pooler_key, pair_key = jax.random.split(key, 7)
+        d, std = config.hidden_size, config.init_std
+        self.config = nnx.static(config)
+        self.word_embedding = vocabulary_table(word_key, config)
+        rows = config.max_positions + config.position_offset
+        self.position_embedding = normal(position_key, (rows, d), std, ("positions", "embed"), "embedding")
+        if config.token_types:
+            self.token_type_embedding = normal(type_key, (config.token_types, d), std, ("few", "embed"), "embedding")
+        if config.embedding_norm:
+            self.embedding_norm = Norm(d, config)
+        self.blocks = stack_blocks(block_key, config)
+        if config.norm_placement == "pre":
+            self.final_norm = Norm(d, config)
+        self.transform = normal(transform_key, (d, d), std, ("embed", "norm"))
+        self.transform_bias = zeros((d,), ("norm",))
+        self.transform_norm = Norm(d, config)
+        self.head_bias = zeros((config.padded_vocab_size,), ("vocab",))
+        if config.pair_task:
+            self.pooler = normal(pooler_key, (d, d), std, ("embed", "norm"))
+            self.pooler_bias = zeros((d,), ("norm",))
+            self.pair_head = normal(pair_key, (d, PAIR_CLASSES), std, ("embed", "few"))
+            self.pair_bias = zeros((PAIR_CLASSES,), ("few",))
+
+    def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
+        """What the blocks need to know of a batch: padding is a segment of its own."""
+        return Context(layout, batch.get("segment_ids"), keys=keys)
+
+    def embed(self, batch: Batch, context: Context) -> jax.Array:
+        """Tokens [B, S] -> residual stream [B, S, D]."""
+        layout, positions = context.layout, batch["positions"] + self.config.position_offset
+        x = layout.lookup(
+            (self.word_embedding[...], batch["tokens"], "vocab"),
+            (self.position_embedding[...], positions, "positions"),
+        )
+        if self.config.token_types:
+            table = layout.weights(self.token_type_embedding)[...]
+            x += jax.nn.one_hot(batch["token_types"], len(table), dtype=x.dtype) @ table
+        if self.config.embedding_norm:
+            x = self.embedding_norm(x)
+        return self.drop_embedding(x, context)
+
+    def hidden(self, batch: Batch, context: Context) -> jax.Array:
+        """Tokens [B, S] -> hidden states [B, S, D] before the heads."""
+        return self.normed(run_blocks(self.blocks, self.embed(batch, context), context)[0])
+
+    def normed(self, x: jax.Array) -> jax.Array:
+        """What leaves the last block [B, S, D], normalised; with norms after the sums it already is."""
+        return self.final_norm(x) if self.config.norm_placement == "pre" else x
+
+    def head_losses(self, x: jax.Array, batch: Batch, context: Context) -> Losses:
+        """Cross-entropy of the masked tokens and, with `pair_task`, of the order by `batch["sample_weights"]` [B]."""
+        x, layout = self.normed(x), context.layout
+        predicted = self.transformed(x, layout)
+        table, labels, weights = self.word_embedding[...], batch["labels"], batch["weights"]
+        masked = layout.cross_entropy(predicted, table, labels, weights, self.vocab_size, self.head_bias[...])
+        losses = {"lm loss": masked}
+        if self.config.pair_task:
+            logits, classes = self.pair_logits(x, layout), jnp.arange(PAIR_CLASSES)
+            each, _, _ = token_losses(logits, batch["pair_labels"], classes, PAIR_CLASSES)
+            losses["sop loss"] = jnp.sum(each * batch["sample_weights"])
+        return losses
+
+    def transformed(self, x: jax.Array, layout: Layout) -> jax.Array:
+        """Hidden states [B, S, D] -> [B, S, D], to be compared with the rows of the embedding."""
+        y = linear(x, layout.weights(self.transform)[...]) + self.transform_bias[...]
+        return self.transform_norm(ACTIVATIONS[self.config.activation](y))
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Hidden states [B, S, D] -> fp32 logits [B, S, vocab_size] of the ids that count."""
+        x, table = self.transformed(x, Layout()), self.word_embedding[: self.vocab_size]
+        logits = jnp.einsum("bsd,vd->bsv", x, table, preferred_element_type=jnp.float32)
+        return logits + self.head_bias[: self.vocab_size]
+
+    def pair_logits(self, x: jax.Array, layout: Layout) -> jax.Array:
+        """Hidden states [B, S, D] -> fp32 logits [B, 2] of the order: as written, swapped."""
+        pooled = jnp.tanh(linear(first_token(x, layout), layout.weights(self.pooler)[...]) + self.pooler_bias[...])
+        head = layout.weights(self.pair_head)[...]
+        return jnp.einsum("bd,dc->bc", pooled, head, preferred_element_type=jnp.float32) + self.pair_bias[...]
+
+
+def first_token(x: jax.Array, layout: Layout) -> jax.Array:
+    """[B, S, D] -> [B, D] of place 0, whichever device holds it: a sum, as the compiler cannot split an index."""
+    is_first = layout.token_order(x.shape[1]) == 0
+    return jnp.where(is_first[:, None], x, 0).sum(axis=1)

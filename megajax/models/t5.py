@@ -1,0 +1,170 @@
+"""Encoder and decoder: T5 (1910.10683), version 1.0 (ReLU, tied head) and 1.1 (gated GELU, own head) as switches.
+
+Both stacks are scans of blocks. Layers are numbered through, for their dropout: embedding of the encoder 0, its blocks
+1 ... L, embedding of the decoder L + 1, its blocks from there on.
+
+Shapes: B batch, S encoder sequence, T decoder sequence, D embed, N heads, H head dim, R distance buckets, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from megajax.config.model import ModelConfig
+from megajax.models.attention_kernels import Pattern
+from megajax.models.block import RESIDUAL, Attend, Block, Remat, run_blocks, stack_layers
+from megajax.models.context import Context
+from megajax.models.dropout import dropout, layer_keys
+from megajax.models.init import normal
+from megajax.models.layout import Layout, attend
+from megajax.models.linear import linear
+from megajax.models.losses import Losses
+from megajax.models.model import Batch, Model, vocabulary_table
+from megajax.models.norm import Norm
+from megajax.models.relative import relative_bias
+
+
+class T5(Model):
+    """Embedding, encoder, decoder, head. `blocks` are the decoder's."""
+
+    def __init__(self, key: jax.Array, config: ModelConfig) -> None:
+        """Draw all weights; they depend on (key, config) alone, never on the layout."""
+        word_key, encoder_key, decoder_key, head_key, *bias_keys = jax.random.split(key, 6)
+        encoder = replace(config, num_layers=config.encoder_layers or config.num_layers)
+        self.config = nnx.static(config)
+        self.encoder_layers = encoder.num_layers
+        # A tied table is drawn wider by what the head divides by: logits start as small as those of an own head.
+        width = config.hidden_size**0.5 if config.tied_head else 1
+        self.word_embedding = vocabulary_table(word_key, replace(config, init_std=config.init_std * width))
+        self.encoder_blocks = stack_layers(
+            encoder_key, encoder.num_layers, lambda key: Block(key, encoder, causal=False)
+        )
+        self.encoder_norm = Norm(config.hidden_size, config)
+        self.blocks = stack_layers(decoder_key, config.num_layers, lambda key: DecoderBlock(key, config))
+        self.final_norm = Norm(config.hidden_size, config)
+        shape, axes = (config.relative_buckets, config.num_heads), ("few", "heads")
+        self.encoder_bias, self.decoder_bias = (
+            normal(key, shape, config.init_std, axes, "embedding") for key in bias_keys
+        )
+        if not config.tied_head:
+            self.head = vocabulary_table(head_key, config)
+
+    def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
+        """What the decoder's blocks need to know of a batch, but for what the encoder made of it."""
+        bias = relative_bias(self.decoder_bias[...], self.config.relative_max_distance, bidirectional=False)
+        return Context(layout, batch.get("decoder_segment_ids"), keys=keys, bias=bias)
+
+    def encode(self, batch: Batch, context: Context, remat: Remat = lambda f: f) -> Context:
+        """The decoder's context with `memory`, the encoder's output [B, S, D]."""
+        bias = relative_bias(self.encoder_bias[...], self.config.relative_max_distance, bidirectional=True)
+        inside = context._replace(segment_ids=batch.get("segment_ids"), bias=bias)
+        x = self.lookup(batch["tokens"], inside, layer=0)
+        x, _ = run_blocks(self.encoder_blocks, x, inside, remat)
+        return context._replace(memory=(self.encoder_norm(x), inside.segment_ids))
+
+    def embed(self, batch: Batch, context: Context) -> jax.Array:
+        """Decoder tokens [B, T] -> residual stream [B, T, D]."""
+        return self.lookup(batch["decoder_tokens"], context, layer=self.encoder_layers + 1)
+
+    def lookup(self, tokens: jax.Array, context: Context, layer: int) -> jax.Array:
+        """Tokens [B, S] -> residual stream [B, S, D]; dropout as of `layer`."""
+        x = context.layout.lookup((self.word_embedding[...], tokens, "vocab"))
+        keys = None if context.keys is None else layer_keys(context.keys, layer)
+        return dropout(x, self.config.hidden_dropout, keys, "embedding", context.layout, RESIDUAL)
+
+    def decode(self, batch: Batch, context: Context, remat: Remat = lambda f: f) -> jax.Array:
+        """Residual stream [B, T, D] after the decoder's last block, of a context that has a memory."""
+        x = self.embed(batch, context)
+        return run_blocks(self.blocks, x, context, remat, first_layer=self.encoder_layers + 1)[0]
+
+    def hidden(self, batch: Batch, context: Context) -> jax.Array:
+        """Tokens of both sides -> normalised hidden states [B, T, D] of the decoder."""
+        return self.final_norm(self.decode(batch, self.encode(batch, context)))
+
+    def losses(self, batch: Batch, context: Context, remat: Remat = lambda f: f) -> Losses:
+        """All terms for a batch that has weights."""
+        context = self.encode(batch, context, remat)
+        return self.head_losses(self.decode(batch, context, remat), batch, context)
+
+    def head_losses(self, x: jax.Array, batch: Batch, context: Context) -> Losses:
+        """Cross-entropy of the decoder's next token."""
+        x, labels, weights = self.scaled(self.final_norm(x)), batch["labels"], batch["weights"]
+        return {"lm loss": context.layout.cross_entropy(x, self.output_matrix, labels, weights, self.vocab_size)}
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Hidden states [..., D] -> fp32 logits [..., vocab_size] of the ids that count."""
+        head = self.output_matrix[: self.vocab_size]
+        return jnp.einsum("...d,vd->...v", self.scaled(x), head, preferred_element_type=jnp.float32)
+
+    def scaled(self, x: jax.Array) -> jax.Array:
+        """Hidden states as a tied head takes them: its rows are as long as an embedding has to be."""
+        return x * self.config.hidden_size**-0.5 if self.config.tied_head else x
+
+    @property
+    def output_matrix(self) -> jax.Array:
+        """[V, D], the token embedding when the head is tied to it."""
+        return self.word_embedding[...] if self.config.tied_head else self.head[...]
+
+
+class DecoderBlock(Block):
+    """A block that looks at the encoder's output between attention and MLP."""
+
+    def __init__(self, key: jax.Array, config: ModelConfig) -> None:
+        """Draw the weights of one layer."""
+        block_key, cross_key = jax.random.split(key)
+        super().__init__(block_key, config)
+        self.cross_norm = Norm(config.hidden_size, config)
+        self.cross = CrossAttention(cross_key, config)
+
+    def residual(self, x: jax.Array, context: Context, attend: Attend) -> tuple[jax.Array, Losses]:
+        """See `Block.residual`."""
+        x = checkpoint_name(x, "block_input")
+        x = self._join(x, lambda x: attend(x, context), self.attention_norm, context, "attention_output")
+        x = self._join(x, lambda x: self.cross(x, context), self.cross_norm, context, "cross_attention_output")
+        x = checkpoint_name(x, "attention_residual")
+        return self._join(x, lambda x: self.mlp(x, context), self.mlp_norm, context, "mlp_output"), {}
+
+
+class CrossAttention(nnx.Module):
+    """Queries of the decoder, keys and values of the encoder's output."""
+
+    def __init__(self, key: jax.Array, config: ModelConfig) -> None:
+        """Draw the weights of one layer."""
+        d, n, h, std = config.hidden_size, config.num_heads, config.head_size, config.init_std
+        q_key, kv_key, out_key = jax.random.split(key, 3)
+        self.dropout_rate, self.scale = config.attention_dropout, config.attention_scale
+        self.q = normal(q_key, (d, n, h), std, ("embed", "heads", "head_dim"))
+        self.kv = normal(kv_key, (d, n, 2, h), std, ("embed", "heads", "qkv_in_group", "head_dim"))
+        self.out = normal(out_key, (n, h, d), std / (2 * config.num_layers) ** 0.5, ("heads", "head_dim", "embed"))
+
+    def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+        """[B, T, D] normalised input -> [B, T, D] branch that joins the residual stream."""
+        layout = context.layout
+        assert context.memory is not None
+        memory, segments = context.memory
+        q = layout.shard(linear(layout.enter_tensor(x), self.q[...]), "batch", "sequence", "heads", None)
+        kv = linear(layout.enter_tensor(memory), self.kv[...])
+        kv = layout.shard(kv, "batch", "sequence", "heads", None, None)
+        q, kv = checkpoint_name(q, "qkv"), checkpoint_name(kv, "qkv")
+
+        def drop(probabilities: jax.Array) -> jax.Array:
+            axes = ("batch", "heads", None, "sequence", None)
+            return dropout(probabilities, self.dropout_rate, context.keys, "cross_attention", layout, axes, tokens=3)
+
+        heads = attend(
+            q,
+            kv[..., 0, :],
+            kv[..., 1, :],
+            Pattern(causal=False, scale=self.scale),
+            (np.arange(q.shape[1]), np.arange(kv.shape[1])),
+            (context.segment_ids, segments),
+            drop if self.dropout_rate else None,
+        )
+        heads = checkpoint_name(heads, "attention_out")
+        return layout.leave_tensor(linear(heads, self.out[...], contract=2))

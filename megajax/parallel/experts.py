@@ -1,0 +1,112 @@
+"""A mixture of experts over `expert`, which shards experts and samples alike, and `tensor`, which cuts every expert.
+
+Experts see the tokens of all devices along (expert, tensor) and compute what is theirs (Megatron-LM's all-gather
+dispatcher): no token can be dropped, and nothing is sent that depends on what the router says. A microbatch sends, in
+elements of one device's slice of the residual stream, with e x t devices:
+
+    over expert, tensor     forward   all-gather of [e B, t S, D], reduce-scatter of the same
+                            backward  2 all-gather (cotangent; the input again), reduce-scatter
+
+beside experts and shares [e B, t S, k] of the tokens and sums of a few numbers for the losses. Without sequence
+parallelism the two over `tensor` are one all-reduce. Over `fsdp` the matrices of this device's experts are gathered and
+their gradients reduce-scattered; over `context` these are summed, and those of the router over all.
+
+All of it runs in a fully manual region, as do embedding and cross-entropy (see `parallel.vocabulary`): the partitioner
+could not split the gathers. A device computes its terms of sums, and the gradient of those is taken inside.
+
+Shapes: B samples, S places and D numbers a place of this device's slice of the residual stream, k experts of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from megajax.config.model import ModelConfig
+from megajax.models.block import RESIDUAL
+from megajax.models.experts import AXES, Weights, apply_experts, route, router_losses
+from megajax.models.losses import Losses
+from megajax.parallel.collectives import Collectives
+from megajax.parallel.mesh import AUTO_AXES
+from megajax.parallel.rules import Rules
+
+
+class Experts:
+    """The mixture for one mesh, to be called inside the region that is manual over `MANUAL_AXES`."""
+
+    def __init__(self, rules: Rules) -> None:
+        """Derive how each array enters the manual region."""
+        self.rules = rules
+        self.net = Collectives(rules.mesh)
+        self.sequence = rules.rule("residual_sequence").in_compute
+        self.copies = () if rules.sequence_parallel else ("tensor",)
+        residual, tokens = rules.in_compute(RESIDUAL), rules.in_compute(RESIDUAL[:2])
+        self.inputs = residual, Weights(*(rules.in_compute(axes) for axes in AXES)), tokens
+
+    def __call__(
+        self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
+    ) -> tuple[jax.Array, Losses]:
+        """See `models.experts.mixture`; losses are sums over this replica's tokens."""
+        terms = partial(self._terms, config=config)
+        losses = PartitionSpec()
+
+        def forward(x: Any, weights: Weights, token_weights: Any) -> tuple[jax.Array, Losses]:
+            y, losses = terms(x, weights, token_weights)
+            return self.net.psum(y, *self.copies), {k: self.net.psum(loss, *AUTO_AXES) for k, loss in losses.items()}
+
+        def backward(x: Any, weights: Weights, token_weights: Any, cotangents: Any) -> tuple[jax.Array, Weights]:
+            _, pull = jax.vjp(lambda x, weights: terms(x, weights, token_weights), x, weights)
+            dx, (router, fc1, fc2) = pull(cotangents)
+            router, fc1, fc2 = self.net.psum(router, *AUTO_AXES), *(self.net.psum(d, "context") for d in (fc1, fc2))
+            return self.net.psum(dx, *self.copies), Weights(router, fc1, fc2)
+
+        out = self.inputs[0], losses
+        forward_manual = self._manual(forward, self.inputs, out)
+        backward_manual = self._manual(backward, (*self.inputs, out), self.inputs[:2])
+
+        @jax.custom_vjp
+        def mixture(*args: Any) -> tuple[jax.Array, Losses]:
+            return forward_manual(*args)
+
+        mixture.defvjp(
+            lambda *args: (forward_manual(*args), args),
+            lambda args, cotangents: (*backward_manual(*args, cotangents), None),
+        )
+        return mixture(x, weights, token_weights)
+
+    def _terms(
+        self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
+    ) -> tuple[jax.Array, Losses]:
+        """This device's terms: outputs add up over `copies`, losses over all devices."""
+        routing = route(x, weights.router, config)
+        y = apply_experts(
+            self._enter(x),
+            self._enter(routing.experts),
+            self._enter(routing.shares),
+            self.net.all_gather(weights.fc1, "fsdp", dim=1),
+            self.net.all_gather(weights.fc2, "fsdp", dim=2),
+            self.net.index("expert") * len(weights.fc1),
+            config,
+        )
+        if token_weights is None:
+            return self._leave(y), {}
+        losses = router_losses(routing, token_weights, lambda a: self.net.psum(a, *self.sequence))
+        return self._leave(y), {name: loss / self.rules.size(*self.copies) for name, loss in losses.items()}
+
+    def _enter(self, x: jax.Array) -> jax.Array:
+        """What the devices that share experts have, put together."""
+        if self.rules.sequence_parallel:
+            x = self.net.all_gather(x, "tensor", dim=1)
+        return self.net.all_gather(x, "expert", dim=0)
+
+    def _leave(self, x: jax.Array) -> jax.Array:
+        """The sum over those devices, cut into what each of them holds."""
+        x = self.net.reduce_scatter(x, "expert", dim=0)
+        return self.net.reduce_scatter(x, "tensor", dim=1) if self.rules.sequence_parallel else x
+
+    def _manual(self, fn: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        return jax.shard_map(fn, in_specs=in_specs, out_specs=out_specs, axis_names=set(AUTO_AXES), check_vma=False)

@@ -1,0 +1,186 @@
+"""The model of a run, ready for use: generation, evaluation and conversion read weights here.
+
+Nothing in the run's directory is written, and of a checkpoint only the weights are read, straight to where they belong
+on the mesh. How the run was laid out in training does not matter: unless `parallel.*` words say otherwise, the model is
+on one device.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import tokenizers
+from jax.sharding import Mesh
+
+from megajax.checkpoint.store import Checkpoints
+from megajax.config import Config, ConfigError, ParallelConfig, TokenizerConfig, load_config, resolve_mesh
+from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.data.tokenizers import Tokenizer, build_tokenizer
+from megajax.models.families import build_model
+from megajax.models.layout import Layout
+from megajax.models.model import Model
+from megajax.models.parameters import cast
+from megajax.parallel.mesh import build_mesh, simulate_devices
+from megajax.parallel.partitioned import Partitioned
+from megajax.parallel.rules import Rules
+from megajax.training.run_directory import RunDirectory
+from megajax.training.setup import check_tokenizer
+from megajax.training.step import DTYPES
+
+log = logging.getLogger(__name__)
+
+CHOICES = ("parallel.", "train.precision", "data.seq_length")
+"""Keys whose value may be another one than in training."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model, where it is, and what it was trained with."""
+
+    model: Any
+    """The `Model`, in the precision that the run was trained in."""
+    tokenizer: Tokenizer
+    config: Config
+    """Of the run; `parallel` is that of `layout`."""
+    layout: Layout = field(default_factory=Layout)
+    replicas: int = 1
+    """Ways in which the rows of a batch are cut: their number has to be a multiple of it."""
+    end_ids: tuple[int, ...] = ()
+    """Each of these ends a text."""
+    prefix: tuple[int, ...] = ()
+    """What texts began with in training: a beginning-of-sequence token, or nothing."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as they were in training; a beginning-of-sequence token that it spells out is not doubled."""
+        if self.prefix and (spelled := self.tokenizer.decode(self.prefix)):
+            text = text.removeprefix(spelled)
+        return [*self.prefix, *self.tokenizer.encode(text)]
+
+    def with_bos(self, wanted: bool) -> TrainedModel:
+        """The same model with or without a beginning-of-sequence token before its texts.
+
+        Raises:
+            ConfigError: the tokenizer has none.
+        """
+        bos = self.tokenizer.bos_id
+        if wanted and bos is None:
+            raise ConfigError("the tokenizer of this run has no beginning-of-sequence token to put before a text")
+        return replace(self, prefix=(bos,) if wanted else ())
+
+    def require_decoder(self, purpose: str) -> None:
+        """Refuse models that do not predict the next token.
+
+        Raises:
+            ConfigError: naming the model's family and the `purpose`.
+        """
+        if self.config.model.family != "gpt":
+            raise ConfigError(f"{purpose} takes a decoder, and the model of this run is a {self.config.model.family}")
+
+
+def load_model(run_dir: str | Path, step: int | None = None, words: Sequence[str] = ()) -> TrainedModel:
+    """Read the weights of a run: trained here, still training, or imported.
+
+    Args:
+        run_dir: `output_dir` of the training.
+        step: of the checkpoint; None for the newest.
+        words: `KEY=VALUE` for what need not be as in training (`CHOICES`), such as `parallel.tensor=2`.
+
+    Raises:
+        ConfigError: there is no such run, checkpoint or tokenizer, or the mesh does not fit model or devices.
+    """
+    run, config = open_run(run_dir, words)
+    rules = Rules(_mesh(config.parallel), sequence_parallel=False)
+    layout = Partitioned(rules)
+    tokenizer = build_tokenizer(_tokenizer_files(run, config.tokenizer))
+    shape = replace(config.model, vocab_size=config.model.vocab_size or tokenizer.vocab_size)
+    config = replace(config, model=fit_vocabulary(shape, config.parallel))
+    like = abstract_model(config)
+    with Checkpoints(run.checkpoints(config.checkpoint), None) as checkpoints:
+        if checkpoints.latest is None:
+            raise ConfigError(f"{run.path} has no finished checkpoint: train it first")
+        model, record = checkpoints.restore(like, rules.shardings(like), step, part="params")
+    check_tokenizer(tokenizer, record, run)
+    log.info("%s: weights of step %d", run.path, record["step"])
+    return TrainedModel(
+        model, tokenizer, config, layout, layout.replicas, _end_ids(run, tokenizer), _prefix(run, tokenizer)
+    )
+
+
+def open_run(run_dir: str | Path, words: Sequence[str] = ()) -> tuple[RunDirectory, Config]:
+    """A run and its configuration for use on one device, or as `words` of `CHOICES` say.
+
+    Raises:
+        ConfigError: there is no such run, or a word is about something that training has settled.
+    """
+    for word in words:
+        if not word.startswith(CHOICES):
+            raise ConfigError(f"{word}: settled by the training; what may be given here is {', '.join(CHOICES)}...")
+    run, config = RunDirectory.open(run_dir, [word for word in words if not word.startswith("parallel.")])
+    layout = [word for word in words if word.startswith("parallel.")]
+    return run, replace(config, parallel=load_config(None, ["parallel.data=1", *layout]).config.parallel)
+
+
+def abstract_model(config: Config) -> Model:
+    """Shapes of the run's model, in the precision that it computes in."""
+    dtype = DTYPES[config.train.precision]
+    return jax.eval_shape(lambda: cast(build_model(jax.random.key(0), config.model), dtype))
+
+
+def _mesh(parallel: ParallelConfig) -> Mesh:
+    """The first devices, as many as the layout takes."""
+    for axis in ("pipe", "context"):
+        if getattr(parallel, axis) > 1:
+            raise ConfigError(f"parallel.{axis} is for training: use parallel.data, fsdp, expert and tensor here")
+    if parallel.simulate_devices:
+        simulate_devices(parallel.simulate_devices)
+    there = jax.device_count()
+    wanted = there if parallel.data == "auto" else math.prod(getattr(parallel, axis) for axis in AXES)
+    count = min(wanted, there)
+    return build_mesh(resolve_mesh(parallel, count), jax.devices()[:count])
+
+
+def _tokenizer_files(run: RunDirectory, config: TokenizerConfig) -> TokenizerConfig:
+    """Names of its files as they are found now: a run may have moved, and then its own files moved with it."""
+    if config.type == "sentencepiece" and config.model is None:
+        return replace(config, model=str(run.path / "tokenizer.model"))
+
+    def found(name: str | None) -> str | None:
+        if name is None or Path(name).exists():
+            return name
+        own = (run.path / name, run.path / "huggingface" / Path(name).name)
+        return next((str(path) for path in own if path.exists()), name)
+
+    return replace(config, model=found(config.model), vocab=found(config.vocab), merges=found(config.merges))
+
+
+def _end_ids(run: RunDirectory, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokenizer's end of document, and those that an imported model names."""
+    for name in ("generation_config.json", "config.json"):
+        ids = _imported(run, name).get("eos_token_id")
+        if ids is not None:
+            return tuple(dict.fromkeys([tokenizer.eod_id, *(ids if isinstance(ids, list) else [ids])]))
+    return (tokenizer.eod_id,)
+
+
+def _prefix(run: RunDirectory, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Documents trained on here got no token before them; an imported tokenizer may put one before every text."""
+    path = run.path / "huggingface" / "tokenizer.json"
+    if tokenizer.bos_id is None or not path.is_file():
+        return ()
+    ids = tokenizers.Tokenizer.from_file(str(path)).encode("").ids
+    return (tokenizer.bos_id,) if ids[:1] == [tokenizer.bos_id] else ()
+
+
+def _imported(run: RunDirectory, name: str) -> dict[str, Any]:
+    path = run.path / "huggingface" / name
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({error})") from None
