@@ -11,6 +11,7 @@ import math
 from megajax.config.base import ConfigError
 from megajax.config.config import Config
 from megajax.config.data import DataConfig, TokenizerConfig
+from megajax.config.families import check_family
 from megajax.config.model import ModelConfig
 from megajax.config.optim import OptimConfig
 from megajax.config.parallel import AXES, ParallelConfig
@@ -23,7 +24,9 @@ def check_config(config: Config) -> None:
     Raises:
         ConfigError: names the keys, their numbers and the remedy.
     """
+    check_family(config)
     _check_heads(config.model)
+    _check_experts(config.model, config.parallel)
     _check_shards(config.model, config.parallel)
     _check_sequence(config)
     _check_batch_sizes(config.train)
@@ -57,9 +60,10 @@ def check_training(config: Config) -> None:
 
 def check_batch(config: Config, data_size: int) -> None:
     """Refuse batch sizes that `data_size` replicas (mesh axis `data`) cannot share in whole micro batches."""
-    train, fsdp = config.train, config.parallel.fsdp
-    unit = train.micro_batch_size * data_size * fsdp
-    divisor = f"train.micro_batch_size {train.micro_batch_size} x data {data_size} x fsdp {fsdp} ="
+    train, fsdp, expert = config.train, config.parallel.fsdp, config.parallel.expert
+    unit = train.micro_batch_size * data_size * fsdp * expert
+    experts = f"x expert {expert} =" if expert > 1 else "="
+    divisor = f"train.micro_batch_size {train.micro_batch_size} x data {data_size} x fsdp {fsdp} {experts}"
     sizes = {"train.global_batch_size": train.global_batch_size}
     if train.rampup:
         sizes |= {"train.rampup start": train.rampup[0], "train.rampup increment": train.rampup[1]}
@@ -119,6 +123,28 @@ def _check_heads(model: ModelConfig) -> None:
         raise ConfigError(f"model.ffn_hidden_size comes out as 0 for hidden_size {model.hidden_size}: set it")
 
 
+def _check_experts(model: ModelConfig, parallel: ParallelConfig) -> None:
+    experts, k = model.experts, model.experts_per_token
+    if experts == 0:
+        if parallel.expert > 1:
+            raise ConfigError(f"parallel.expert={parallel.expert} shards experts: set model.experts, or leave it at 1")
+        return
+    if model.family != "gpt":
+        raise ConfigError(f"model.experts goes with model.family gpt, not {model.family}: leave it at 0")
+    if model.bias:
+        raise ConfigError("model.experts goes without biases: set model.bias=false (model.qkv_bias may stay)")
+    if k > experts:
+        raise ConfigError(
+            f"model.experts_per_token {k} exceeds model.experts {experts}: lower the one or raise the other"
+        )
+    if model.shared_gate and not model.shared_ffn_size:
+        raise ConfigError("model.shared_gate weighs a shared MLP: set model.shared_ffn_size, or leave it off")
+    _require_multiple("model.experts", experts, "parallel.expert", parallel.expert, "choose one that divides them")
+    remedy = "choose a parallel.tensor that divides it"
+    _require_multiple("model.expert_ffn_size", model.expert_size, "parallel.tensor", parallel.tensor, remedy)
+    _require_multiple("model.shared_ffn_size", model.shared_ffn_size, "parallel.tensor", parallel.tensor, remedy)
+
+
 def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
     stages, chunks = parallel.pipe, parallel.chunks
     if chunks > 1 and stages == 1:
@@ -126,16 +152,16 @@ def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
     divisor = f"parallel.pipe {stages} x parallel.chunks {chunks} ="
     near = _nearest_multiples(model.num_layers, stages * chunks)
     _require_multiple("model.num_layers", model.num_layers, divisor, stages * chunks, f"use {near} layers")
-    if parallel.expert > 1:
-        raise ConfigError(f"parallel.expert={parallel.expert} is not available yet: leave it at 1")
     tensor = parallel.tensor
     remedy = "choose a parallel.tensor that divides it"
     copies = "key/value heads are split over tensor, never copied: choose a parallel.tensor that divides them"
     _require_multiple("model.num_heads", model.num_heads, "parallel.tensor", tensor, remedy)
     _require_multiple("model.num_kv_heads", model.kv_heads, "parallel.tensor", tensor, copies)
-    _require_multiple("model.ffn_hidden_size", model.ffn_size, "parallel.tensor", tensor, remedy)
+    if not model.experts:
+        _require_multiple("model.ffn_hidden_size", model.ffn_size, "parallel.tensor", tensor, remedy)
     if model.positions == "learned":
-        _require_multiple("model.max_positions", model.max_positions, "parallel.tensor", tensor, remedy)
+        name = "model.max_positions" + (" + position_offset =" if model.position_offset else "")
+        _require_multiple(name, model.max_positions + model.position_offset, "parallel.tensor", tensor, remedy)
     cut = "weights at rest are cut along it: choose a parallel.fsdp that divides it"
     _require_multiple("model.hidden_size", model.hidden_size, "parallel.fsdp", parallel.fsdp, cut)
 

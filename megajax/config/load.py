@@ -1,8 +1,8 @@
 """From a YAML file, its presets and `key=value` words to one Config, remembering where every value came from.
 
-Later wins: defaults, the run that `init_from` names, preset of the preset, preset, file, command line. A file names its preset with the key `preset`, a
-path relative to the file itself or to the `configs/` folder. Paths that are values (`data.path`, `output_dir`) stay as
-the user wrote them: relative to the working directory.
+Later wins: defaults, the run that `init_from` names, preset of the preset, preset, file, command line. A file names its
+preset with the key `preset`, a path relative to the file itself or to the `configs/` folder. Paths that are values
+(`data.path`, `output_dir`) stay as the user wrote them: relative to the working directory.
 """
 
 from __future__ import annotations

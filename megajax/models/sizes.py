@@ -52,8 +52,27 @@ def _blocks(model: ModelConfig, L: int) -> dict[str, int]:
         "qk_norm": L * 2 * _norm(model, H) * model.qk_norm,
         "attention_out": L * D * (N * H + model.bias),
         "mlp_norm": L * _norm(model, D),
-        "fc1": L * inputs * F * (D + model.bias),
-        "fc2": L * D * (F + model.bias),
+        **(
+            _mixture(model, L)
+            if model.experts
+            else {
+                "fc1": L * inputs * F * (D + model.bias),
+                "fc2": L * D * (F + model.bias),
+            }
+        ),
+    }
+
+
+def _mixture(model: ModelConfig, L: int) -> dict[str, int]:
+    """The MLPs of a mixture's layers, and their routers."""
+    D, E, F, shared = model.hidden_size, model.experts, model.expert_size, model.shared_ffn_size
+    inputs = 2 if model.gated else 1
+    return {
+        "router": L * D * E,
+        "fc1": L * E * D * inputs * F,
+        "fc2": L * E * F * D,
+        "shared": L * shared * D * (inputs + 1),
+        "shared_gate": L * D * model.shared_gate,
     }
 
 

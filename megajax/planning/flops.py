@@ -31,9 +31,9 @@ class Flops:
     core: int
     """Scores and weighted sum of the values."""
     mlp: int
-    """The two (swiglu: three) matrices of the MLP."""
+    """The two (gated: three) matrices of the MLP; of a mixture, those of the experts that a token uses."""
     logits: int
-    """Output matrix."""
+    """Output matrix (bert: and the transform before it)."""
 
     @property
     def forward(self) -> int:
@@ -55,25 +55,59 @@ class Flops:
         return self.model + {"none": 0, "selective": 3 * self.core, "full": blocks}[remat]
 
 
-def count_flops(model: ModelConfig, batch: int, sequence: int, attention: AttentionConvention) -> Flops:
-    """FLOPs of `batch` samples of `sequence` tokens.
+def count_flops(
+    model: ModelConfig, batch: int, sequence: int, attention: AttentionConvention, decoder_sequence: int = 0
+) -> Flops:
+    """FLOPs of `batch` samples of `sequence` tokens (t5: the encoder's, and `decoder_sequence` of the decoder).
 
     For multi-head attention, F = 4 D and "full" this is 72 B L S D^2 (1 + S / 6D + V / 12DL) (2104.04473, section 5.1).
+    The router of a mixture does not count, as in Megatron-LM.
     """
-    tokens, layers, width = batch * sequence, model.num_layers, model.hidden_size
-    queries, keys = model.num_heads * model.head_size, model.kv_heads * model.head_size
-    matrices = 3 if model.activation == "swiglu" else 2
-    scores = tokens * sequence * queries
-    return Flops(
-        projections=layers * 2 * tokens * width * (queries + 2 * keys + queries),
-        core=layers * (4 * scores if attention == "full" else 2 * scores),
-        mlp=layers * 2 * tokens * width * model.ffn_size * matrices,
-        logits=2 * tokens * width * model.padded_vocab_size,
+    width, labels = model.hidden_size, batch * (decoder_sequence or sequence)
+    logits = 2 * labels * width * model.padded_vocab_size
+    if model.family == "bert":
+        logits += 2 * labels * width * width
+    layers = _layers(model, model.num_layers, labels, _keys_seen(model, decoder_sequence or sequence, attention))
+    if model.family != "t5":
+        return Flops(*layers, logits)
+    encoder = _layers(model, model.encoder_layers or model.num_layers, batch * sequence, sequence)
+    cross = _cross(model, labels, batch * sequence, sequence)
+    return Flops(*map(sum, zip(layers, encoder, cross, strict=True)), logits)
+
+
+Parts = tuple[int, int, int]
+"""Projections, core and MLP."""
+
+
+def _layers(model: ModelConfig, layers: int, tokens: int, keys_seen: float) -> Parts:
+    """A stack whose queries see so many keys each, on average."""
+    width, queries, keys = model.hidden_size, model.num_heads * model.head_size, model.kv_heads * model.head_size
+    units = model.ffn_size
+    if model.experts:
+        units = model.experts_per_token * model.expert_size + model.shared_ffn_size
+    return (
+        layers * 2 * tokens * width * (queries + 2 * keys + queries),
+        int(layers * 4 * tokens * keys_seen * queries),
+        layers * 2 * tokens * width * units * (3 if model.gated else 2),
     )
 
 
+def _cross(model: ModelConfig, tokens: int, encoded: int, sequence: int) -> Parts:
+    """The decoder's attention to what was encoded; every layer projects its own keys and values of it."""
+    size = model.num_layers * model.num_heads * model.head_size
+    return 2 * size * model.hidden_size * 2 * (tokens + encoded), 4 * size * tokens * sequence, 0
+
+
+def _keys_seen(model: ModelConfig, sequence: int, attention: AttentionConvention) -> float:
+    """Keys that a query of a sequence is charged for: all, or those before it (and in its window)."""
+    if attention == "full" or not model.causal:
+        return sequence
+    window = min(model.window or sequence, sequence)
+    return window - window**2 / (2 * sequence)
+
+
 def flops_per_token(model: ModelConfig, sequence: int, attention: AttentionConvention) -> float:
-    """Model FLOPs (forward and backward) per trained token."""
+    """Model FLOPs (forward and backward) per trained token, of one stack."""
     return count_flops(model, 1, sequence, attention).model / sequence
 
 

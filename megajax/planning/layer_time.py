@@ -152,7 +152,7 @@ def products(cut: Cut) -> tuple[Product, ...]:
     """Those of a layer, in order."""
     model, t, width = cut.model, cut.tensor, WIDTH[cut.numbers]
     D, F = model.hidden_size, model.ffn_size / t
-    gates = 2 if model.activation == "swiglu" else 1
+    gates = 2 if model.gated else 1
     q, kv = model.num_heads * model.head_size / t, model.kv_heads * model.head_size / t
     norm, add = 2 * cut.residual, 3 * cut.residual
     rotate = 2 * width * cut.tokens * (q + kv) if model.positions == "rope" else 0

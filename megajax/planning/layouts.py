@@ -83,7 +83,7 @@ def _abstract_weights(model: ModelConfig) -> Model:
 def microbatches(layout: Config) -> int:
     """M, the microbatches of a global batch."""
     train = layout.train
-    return train.global_batch_size // (train.micro_batch_size * _size(layout, "data") * _size(layout, "fsdp"))
+    return train.global_batch_size // (train.micro_batch_size * prod(_size(layout, axis) for axis in REPLICAS))
 
 
 def layout_name(layout: Config) -> str:
@@ -109,7 +109,7 @@ def layouts_on(config: Config, mesh: Mapping[str, int], sequence_parallel: Seque
     """Chunks per stage, ZeRO, and the given choices of sequence parallelism on a mesh, legal or not."""
     chunks = _divisors(config.model.num_layers // mesh["pipe"]) if mesh["pipe"] > 1 else [1]
     zero: tuple[Literal[0, 1], ...] = (0, 1) if mesh["data"] > 1 else (0,)
-    samples = config.train.global_batch_size // (mesh["data"] * mesh["fsdp"])
+    samples = config.train.global_batch_size // prod(mesh[axis] for axis in REPLICAS)
     ring = config.train.attention == "ring" and mesh["context"] == 1
     train = replace(
         config.train,

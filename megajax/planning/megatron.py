@@ -135,7 +135,7 @@ def _outside_core(config: Config, mesh: Mapping[str, int], practice: Practice) -
     ways = _sequence_ways(config, mesh)
     stream = norms / ways + inputs / (1 if practice.keeps_gathered else ways) + dropout * model.hidden_size / ways
     grouped = 2 * q * (k < q)  # the queries once more, contiguous; next to one another they need no copy
-    mlp = (practice.swiglu if model.activation == "swiglu" else 4) * model.ffn_size
+    mlp = (practice.swiglu if model.gated else 4) * model.ffn_size
     inside = 2 * (q + 2 * k) + grouped + 2 * q + mlp
     return _tokens(config, mesh) * (stream + inside / mesh["tensor"])
 

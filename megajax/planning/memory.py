@@ -158,7 +158,7 @@ class _Device:
     @property
     def mlp_inputs(self) -> int:
         """Input matrices of the MLP."""
-        return 2 if self.config.model.activation == "swiglu" else 1
+        return 2 if self.config.model.gated else 1
 
     @property
     def microbatches(self) -> int:

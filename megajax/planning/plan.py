@@ -232,10 +232,13 @@ def plan(
         tokens: budget of the whole run.
 
     Raises:
-        ConfigError: unknown GPU, or the mesh, the batch and the model do not divide.
+        ConfigError: unknown GPU, a model of another kind than those planned for, or the mesh, the batch and the model do not divide.
     """
     if not tokens > 0:
         raise ConfigError(f"tokens is {tokens:g}: expected more than 0")
+    if config.model.family == "t5" or config.model.experts:
+        kind = "t5" if config.model.family == "t5" else "a mixture of experts"
+        raise ConfigError(f"{kind} cannot be planned yet, only models of one dense stack: train or verify it instead")
     gpu = gpu_named(gpu) if isinstance(gpu, str) else gpu
     config, mesh = on_gpus(config, gpus)
     stages = {"first": 0, "middle": mesh["pipe"] // 2, "last": mesh["pipe"] - 1}

@@ -15,7 +15,7 @@ from megajax.observe.memory import device_memory
 from megajax.observe.throughput import Throughput
 from megajax.parallel.kernels import Kernel
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
-from megajax.planning.flops import flops_per_token
+from megajax.planning.flops import count_flops
 from megajax.planning.hardware import device_peak
 from megajax.planning.memory import describe_logits, state_bytes
 from megajax.training.run_directory import RunDirectory
@@ -27,10 +27,10 @@ ATTENTION_FLOPS: Literal["full", "causal"] = "causal"
 def throughput_of(config: Config, mesh: Mesh) -> Throughput:
     """What a sample costs and what the devices could do, for MFU."""
     peak = device_peak(jax.devices()[0], config.train.precision, config.log.peak_tflops)
-    seq_length = config.data.seq_length
+    decoder = config.data.decoder_seq_length if config.model.family == "t5" else 0
     return Throughput(
-        flops_per_sample=seq_length * flops_per_token(config.model, seq_length, ATTENTION_FLOPS),
-        tokens_per_sample=seq_length,
+        flops_per_sample=count_flops(config.model, 1, config.data.seq_length, ATTENTION_FLOPS, decoder).model,
+        tokens_per_sample=config.data.seq_length + decoder,
         devices=mesh.size,
         attention=ATTENTION_FLOPS,
         peak_flops=peak.flops,

@@ -27,7 +27,19 @@ IDS_COUNT = {
     "gpt3_13b": (12_853_386_240, "12850M", "2005.14165 table D.1"),
     "gpt3_175b": (174_604_259_328, "174600M", "2005.14165 table D.1"),
     "llama2_7b": (6_738_415_616, "6738M", "released weights"),
+    "llama2_13b": (13_015_864_320, "13016M", "released weights"),
+    "llama2_70b": (68_976_648_192, "68977M", "released weights"),
     "llama3_8b": (8_030_261_248, "8030M", "released weights"),
+    "llama3.1_8b": (8_030_261_248, "8030M", "released weights"),
+    "llama3.1_70b": (70_553_706_496, "70554M", "released weights"),
+    "llama3.1_405b": (405_853_388_800, "405853M", "released weights"),
+    "mistral_7b": (7_241_732_096, "7242M", "released weights"),
+    "qwen2_7b": (7_615_616_512, "7616M", "released weights"),
+    "qwen3_8b": (8_190_735_360, "8191M", "released weights"),
+    "smollm2_135m": (134_515_008, "134515008", "released weights"),
+    "bloom_560m": (559_214_592, "559214592", "released weights"),
+    "bloom_7b1": (7_069_016_064, "7069M", "2211.05100"),
+    "bloom_176b": (176_247_271_424, "176247M", "2211.05100"),
     "llama_tiny": (820_352, "820352", "this repository"),
 }
 ROWS_COUNT = {
@@ -93,6 +105,7 @@ def test_counts_by_kind_of_a_grouped_llama_with_all_switches():
     assert parameter_counts(shape) == {
         "word_embedding": 5 * 8,
         "position_embedding": 0,
+        "embedding_norm": 0,
         "attention_norm": 2 * 8,
         "qkv": 2 * (8 * (4 + 2 + 2) * 3 + (4 + 2 + 2) * 3),
         "qk_norm": 2 * 2 * 3,
@@ -125,7 +138,7 @@ def test_the_vocabulary_has_to_be_known():
 def test_presets_and_recipes_fit_together(path):
     config = load_config(path).config
     check_config(config)
-    assert config.data.seq_length == config.model.max_positions
+    assert config.data.seq_length <= config.model.max_positions
     assert path.read_text().startswith("# ")
 
 

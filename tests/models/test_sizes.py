@@ -22,12 +22,25 @@ BY_NAME = {
     "blocks.attention.k_norm": "qk_norm",
     "blocks.attention.out": "attention_out",
     "blocks.mlp_norm": "mlp_norm",
+    "blocks.mlp.router": "router",
+    "blocks.mlp.shared_gate": "shared_gate",
+    "blocks.mlp.shared": "shared",
     "blocks.mlp.fc1": "fc1",
     "blocks.mlp.fc2": "fc2",
+    "embedding_norm": "embedding_norm",
     "final_norm": "final_norm",
     "head": "head",
 }
 """Kind of the parameters whose name begins so."""
+
+
+MIXTURE = {
+    "bias": st.just(False),
+    "experts": st.integers(2, 5),
+    "expert_ffn_size": st.none() | st.integers(1, 7),
+    "shared_ffn_size": st.integers(1, 7),
+    "shared_gate": st.booleans(),
+}
 
 
 @st.composite
@@ -48,11 +61,12 @@ def configs(draw: st.DrawFn) -> ModelConfig:
             vocab_multiple=st.sampled_from([1, 8, 128]),
             positions=st.sampled_from(["learned", "rope", "none"]),
             norm=st.sampled_from(["layernorm", "rmsnorm"]),
-            activation=st.sampled_from(["gelu", "swiglu"]),
-            bias=st.booleans(),
+            activation=st.sampled_from(["gelu", "relu", "swiglu", "geglu"]),
             qkv_bias=st.none() | st.booleans(),
             qk_norm=st.booleans(),
             tied_head=st.booleans(),
+            embedding_norm=st.booleans(),
+            **draw(st.sampled_from([{"bias": st.booleans()}, MIXTURE])),
         )
     )
 

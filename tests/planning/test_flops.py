@@ -1,5 +1,7 @@
 """Model FLOPs and peaks against published numbers."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 
@@ -200,3 +202,36 @@ def test_peak_of_a_cpu_is_measured_and_shared_by_simulated_devices():
 def test_peak_given_by_the_user_wins():
     assert device_peak(jax.devices()[0], "bf16", override_tflops=100).flops == 1e14
     assert device_peak(jax.devices()[0], "bf16", override_tflops=0).flops is None
+
+
+def test_window_bounds_the_keys_that_are_seen():
+    """Causal, window 3 of 8 tokens: 1 + 2 + 6 x 3 keys, less half of the window's own triangle, as without a window."""
+    shape = replace(gpt(2, 16, 1), window=3)
+    plain = count_flops(replace(shape, window=8), 1, 8, "causal").core
+    assert plain == 4 * 16 * 8 * 8 / 2
+    assert count_flops(shape, 1, 8, "causal").core == 4 * 16 * (8 * 3 - 9 / 2)
+    assert count_flops(shape, 1, 8, "full").core == 2 * plain
+
+
+def test_a_token_of_a_mixture_pays_for_its_experts_alone():
+    """2407.10671's kind: of 60 experts of 8 units a token uses 4, and a shared one of 32."""
+    shape = replace(gpt(2, 16, 3), activation="swiglu", experts=60, experts_per_token=4, expert_ffn_size=8)
+    assert count_flops(shape, 1, 10, "full").mlp == 3 * 10 * 6 * 16 * 4 * 8
+    assert count_flops(replace(shape, shared_ffn_size=32), 1, 10, "full").mlp == 3 * 10 * 6 * 16 * (4 * 8 + 32)
+
+
+def test_an_encoder_sees_all_keys_and_has_a_transform():
+    bert = replace(gpt(2, 16, 1), family="bert")
+    full, causal = (count_flops(bert, 1, 8, attention) for attention in ("full", "causal"))
+    assert full == causal
+    assert full.logits == 2 * 8 * 16 * bert.padded_vocab_size + 2 * 8 * 16 * 16
+
+
+def test_t5_is_an_encoder_a_decoder_and_the_attention_between_them():
+    """16 tokens in, 4 out, D = 16, one layer each: every count written out."""
+    t5 = replace(gpt(2, 16, 1), family="t5", encoder_layers=1, ffn_hidden_size=24)
+    flops = count_flops(t5, 1, 16, "causal", decoder_sequence=4)
+    assert flops.mlp == 2 * (16 + 4) * 16 * 24 * 2
+    assert flops.projections == 2 * (16 + 4) * 4 * 16 * 16 + 2 * 16 * 16 * (4 + 4 + 16 + 16)
+    assert flops.core == 4 * 16 * 16 * 16 + 4 * 16 * 4 * 4 / 2 + 4 * 16 * 4 * 16
+    assert flops.logits == 2 * 4 * 16 * t5.padded_vocab_size

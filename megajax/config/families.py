@@ -1,0 +1,69 @@
+"""Which switches go with which model family, and which layouts it has."""
+
+from __future__ import annotations
+
+from megajax.config.base import ConfigError
+from megajax.config.config import Config
+from megajax.config.model import ModelConfig
+
+_ONLY = {
+    "gpt": ("window",),
+    "bert": ("token_types", "pair_task", "position_offset"),
+    "t5": ("encoder_layers",),
+}
+"""Keys of the model that other families have to leave at their defaults."""
+_POSITIONS = {"gpt": ("learned", "rope", "alibi", "none"), "bert": ("learned",), "t5": ("relative",)}
+
+
+def check_family(config: Config) -> None:
+    """Refuse switches that the model's family would ignore, and what T5 cannot do.
+
+    Raises:
+        ConfigError: names the key and the remedy.
+    """
+    model = config.model
+    for family, keys in _ONLY.items():
+        for key in keys:
+            if model.family != family and getattr(model, key):
+                raise ConfigError(f"model.{key} is for model.family {family}, not {model.family}: leave it unset")
+    positions, allowed = model.positions, _POSITIONS[model.family]
+    if positions not in allowed:
+        remedy = f"use {' or '.join(allowed)}"
+        raise ConfigError(f"model.positions {positions} does not go with model.family {model.family}: {remedy}")
+    if model.norm_placement == "post" and model.family != "bert":
+        raise ConfigError(f"model.norm_placement post is for model.family bert, not {model.family}: use pre")
+    if model.family == "bert" and not model.tied_head:
+        raise ConfigError("model.tied_head: the head of bert is its embedding, leave it true")
+    if model.family == "t5":
+        _check_t5(model)
+        _check_t5_layout(config)
+
+
+def _check_t5(model: ModelConfig) -> None:
+    if model.kv_heads != model.num_heads:
+        raise ConfigError(f"model.num_kv_heads is {model.num_kv_heads}: t5 has one per head, leave it unset")
+    if model.bias or model.has_qkv_bias:
+        raise ConfigError("model.bias: t5 has no biases, set model.bias=false")
+    if model.embedding_norm:
+        raise ConfigError("model.embedding_norm: t5 has none, set it to false")
+    buckets, far = model.relative_buckets, model.relative_max_distance
+    if buckets % 4 or far <= buckets // 2:
+        raise ConfigError(
+            f"model.relative_buckets {buckets} and relative_max_distance {far}: "
+            "use a multiple of 4, and a distance of more than half of it"
+        )
+
+
+def _check_t5_layout(config: Config) -> None:
+    parallel, length = config.parallel, config.data.decoder_seq_length
+    for axis in ("pipe", "context"):
+        if (size := getattr(parallel, axis)) > 1:
+            raise ConfigError(
+                f"parallel.{axis}={size}: the decoder of t5 looks at all of its encoder, leave it at 1 and use "
+                "parallel.tensor or parallel.fsdp"
+            )
+    if parallel.sequence_parallel and length % parallel.tensor:
+        raise ConfigError(
+            f"data.decoder_seq_length {length} is not a multiple of parallel.tensor {parallel.tensor}: "
+            "change one of them, or set parallel.sequence_parallel=false"
+        )
