@@ -36,6 +36,7 @@ def check_config(config: Config) -> None:
     _check_units(config.train, config.optim)
     _check_schedule(config.train, config.optim)
     _check_sources(config.data)
+    _check_kind(config)
     _check_tokenizer(config.tokenizer)
 
 
@@ -241,6 +242,13 @@ def _check_sources(data: DataConfig) -> None:
     for key in ("valid_path", "test_path"):
         if getattr(data, key) and not data.train_path:
             raise ConfigError(f"data.{key} goes with data.train_path, which is not set")
+
+
+def _check_kind(config: Config) -> None:
+    kind, family = config.data.kind, config.model.family
+    kinds = ("auto", "gpt", "instruction") if family == "gpt" else ("auto", family)
+    if kind not in kinds:
+        raise ConfigError(f"data.kind {kind} does not go with model.family {family}: use {' or '.join(kinds)}")
 
 
 _TOKENIZER_FILES = {

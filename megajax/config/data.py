@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from megajax.config.base import BelowOne, Fraction, component
 
@@ -79,7 +79,7 @@ class DataConfig:
     """S, tokens per sample."""
     decoder_seq_length: PositiveInt = 128
     """t5: T, tokens per sample of the decoder."""
-    mask_prob: BelowOne = 0.15
+    mask_prob: Annotated[BelowOne, Field(gt=0.0)] = 0.15
     """bert, t5: share of the tokens to be predicted."""
     short_seq_prob: Fraction = 0.1
     """bert, t5: share of the samples that are cut to a random length."""
@@ -97,3 +97,7 @@ class DataConfig:
     """Where the sample order is cached; unset = beside each source."""
     prefetch: NonNegativeInt = 4
     """Batches read ahead; 0 = read in the training thread."""
+
+    def kind_for(self, family: str) -> str:
+        """Return what a sample is, after the default: that of the model's family."""
+        return family if self.kind == "auto" else self.kind

@@ -13,6 +13,8 @@ from megajax.config.model import ModelConfig
 
 AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
 """Mesh axes, slowest to fastest: the first six fields of ParallelConfig."""
+REPLICAS = ("data", "fsdp", "expert")
+"""Axes that every sample of a batch lies on one place of."""
 
 
 def fit_vocabulary(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from megajax.config.model import ModelConfig
+from megajax.models.activations import ACTIVATIONS
 from megajax.models.block import run_blocks, stack_blocks
 from megajax.models.context import Context
 from megajax.models.cross_entropy import token_losses
@@ -21,7 +22,6 @@ from megajax.models.init import normal, zeros
 from megajax.models.layout import Layout
 from megajax.models.linear import linear
 from megajax.models.losses import Losses
-from megajax.models.mlp import ACTIVATIONS
 from megajax.models.model import Batch, Model, vocabulary_table
 from megajax.models.norm import Norm
 

@@ -19,6 +19,7 @@ from megajax.models.context import Context
 from megajax.models.dropout import Site, dropout, layer_keys
 from megajax.models.losses import Losses
 from megajax.models.mlp import Mlp
+from megajax.models.moe import Moe
 from megajax.models.norm import Norm
 
 RESIDUAL = ("batch", "residual_sequence", None)
@@ -39,7 +40,7 @@ class Block(nnx.Module):
         self.attention_norm = Norm(config.hidden_size, config)
         self.attention = Attention(attention_key, config, causal=causal)
         self.mlp_norm = Norm(config.hidden_size, config)
-        self.mlp = Mlp(mlp_key, config)
+        self.mlp = Moe(mlp_key, config) if config.experts else Mlp(mlp_key, config)
 
     def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
         """[B, S, D] residual stream -> [B, S, D], and the losses that arise inside."""
@@ -50,8 +51,20 @@ class Block(nnx.Module):
         x = checkpoint_name(x, "block_input")
         x = self._join(x, lambda x: attend(x, context), self.attention_norm, context, "attention_output")
         x = checkpoint_name(x, "attention_residual")
-        x = self._join(x, lambda x: self.mlp(x, context), self.mlp_norm, context, "mlp_output")
-        return x, {}
+        return self._feed_forward(x, context)
+
+    def _feed_forward(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
+        """The residual stream after the MLP, and what a mixture asks of its router."""
+        losses: Losses = {}
+
+        def branch(x: jax.Array) -> jax.Array:
+            nonlocal losses
+            if isinstance(self.mlp, Mlp):
+                return self.mlp(x, context)
+            y, losses = self.mlp(x, context)
+            return y
+
+        return self._join(x, branch, self.mlp_norm, context, "mlp_output"), losses
 
     def _join(self, x: jax.Array, branch: Branch, norm: Norm, context: Context, site: Site) -> jax.Array:
         """The residual stream after a branch."""

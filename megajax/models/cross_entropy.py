@@ -169,8 +169,8 @@ def _local(
 
 def _forward(x, head, labels, weights, vocab_size, bias):  # type: ignore[no-untyped-def]
     out = _local(x, head, labels, weights, vocab_size, bias, with_gradients=True)
-    dbias = None if bias is None else out.dbias.astype(bias.dtype)
-    return out.loss, (out.dx.reshape(x.shape), out.dhead.astype(head.dtype), dbias)
+    gradients = jax.tree.map(lambda g, weights: g.astype(weights.dtype), (out.dhead, out.dbias), (head, bias))
+    return out.loss, (out.dx.reshape(x.shape), *gradients)
 
 
 def _backward(vocab_size, gradients, cotangent):  # type: ignore[no-untyped-def]

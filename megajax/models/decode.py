@@ -3,6 +3,8 @@
 Prompts of different lengths share a batch, padded at the right. A row's next token is written at that row's own length,
 over the padding, before anything attends to it, so padding is never seen.
 
+A model with an encoder reads the prompt there, and its decoder begins with a token of its own (`decode_t5`).
+
 `generate` makes all tokens in one go. To look at them meanwhile, call `begin` and then `advance`, as often as you like:
 the tokens are the same.
 
@@ -13,17 +15,18 @@ counts.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from megajax.models.block import Block
 from megajax.models.context import Context
+from megajax.models.decode_t5 import Memory, decoder_layer, encode_prompts
 from megajax.models.gpt import Gpt
 from megajax.models.layout import Layout, attend
 from megajax.models.sampling import Sampling, choose_token
 from megajax.models.scoring import score_tokens, token_log_probabilities
+from megajax.models.t5 import T5
 
 ONE_DEVICE = Layout()
 
@@ -51,15 +54,17 @@ class Generation(NamedTuple):
     made: jax.Array
     """Scalar, new tokens of the row that has most."""
     starts: jax.Array
-    """[B] length of every prompt."""
+    """[B] tokens that the first new one comes after: length of the prompt, or 1 where an encoder reads it."""
     keys: jax.Array
     """[B] random keys of the rows."""
     hidden: jax.Array
     """[B, D] at every row's newest token."""
     cache: Cache
+    memory: Memory | None
+    """The encoded prompts, where there is an encoder."""
 
 
-def empty_cache(model: Gpt, rows: int, length: int, layout: Layout = ONE_DEVICE) -> Cache:
+def empty_cache(model: Gpt | T5, rows: int, length: int, layout: Layout = ONE_DEVICE) -> Cache:
     """A cache for `rows` sequences of at most `length` tokens."""
     c = model.config
     zeros = jnp.zeros((c.num_layers, rows, length, c.kv_heads, c.head_size), model.word_embedding.dtype)
@@ -67,18 +72,21 @@ def empty_cache(model: Gpt, rows: int, length: int, layout: Layout = ONE_DEVICE)
 
 
 def extend(
-    model: Gpt, cache: Cache, tokens: jax.Array, start: jax.Array, layout: Layout = ONE_DEVICE
+    model: Gpt | T5,
+    cache: Cache,
+    tokens: jax.Array,
+    start: jax.Array,
+    layout: Layout = ONE_DEVICE,
+    memory: Memory | None = None,
 ) -> tuple[jax.Array, Cache]:
     """Append tokens [B, S] at positions start [B], start + 1, ...; returns hidden states [B, S, D] and the cache."""
     places = start[:, None] + jnp.arange(tokens.shape[1])
     cached = jnp.arange(cache.keys.shape[2])
-    batch = {"tokens": tokens, "positions": places}
+    batch = {"tokens": tokens, "decoder_tokens": tokens, "positions": places}
     context = model.context(batch, layout, keys=None)
 
-    def layer(
-        x: jax.Array, inputs: tuple[Block, jax.Array, jax.Array]
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        block, keys, values = layout.weights(inputs[0]), *inputs[1:]
+    def layer(x: jax.Array, inputs: tuple[Any, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        block, keys, values, seen = layout.weights(inputs[0]), *inputs[1:]
 
         def look_back(x: jax.Array, context: Context) -> jax.Array:
             nonlocal keys, values
@@ -88,10 +96,14 @@ def extend(
             heads = attend(q, keys, values, attention.pattern(context), (places, cached), (None, None))
             return attention.output(heads, context)
 
-        x, _ = block.residual(x, context, look_back)
+        if memory is None:
+            x, _ = block.residual(x, context, look_back)
+        else:
+            x = decoder_layer(block, x, context, look_back, seen, memory.padding)
         return x, (keys, values)
 
-    x, (keys, values) = jax.lax.scan(layer, model.embed(batch, context), (model.blocks, cache.keys, cache.values))
+    inputs = (model.blocks, cache.keys, cache.values, None if memory is None else memory.keys_values)
+    x, (keys, values) = jax.lax.scan(layer, model.embed(batch, context), inputs)
     return model.final_norm(x), Cache(keys, values)
 
 
@@ -103,7 +115,7 @@ def _write(cache: jax.Array, new: jax.Array, start: jax.Array, layout: Layout) -
 
 @partial(jax.jit, static_argnames=("new_tokens", "layout", "score_prompts"))
 def begin(
-    model: Gpt,
+    model: Gpt | T5,
     prompts: jax.Array,
     lengths: jax.Array,
     seed: jax.Array,
@@ -112,6 +124,7 @@ def begin(
     rows: jax.Array | None = None,
     layout: Layout = ONE_DEVICE,
     score_prompts: bool = False,
+    first_token: jax.Array | int = 0,
 ) -> Generation:
     """Read the prompts.
 
@@ -123,13 +136,17 @@ def begin(
         new_tokens: how many at most.
         rows: [B] numbers of the rows, where they are not 0, 1, ...
         layout: a mesh, with B a multiple of its replicas.
-        score_prompts: work out the log-probabilities of the prompts' own tokens.
+        score_prompts: work out the log-probabilities of the prompts' own tokens (no encoder).
+        first_token: what a decoder beside an encoder begins with.
     """
-    batch, prompt_length = prompts.shape
+    batch = len(prompts)
     rows = jnp.arange(batch) if rows is None else rows
-    prompts = layout.shard(prompts, "batch", None)
-    cache = empty_cache(model, batch, prompt_length + new_tokens, layout)
-    hidden, cache = extend(model, cache, prompts, jnp.zeros_like(lengths), layout)
+    prompts, memory = layout.shard(prompts, "batch", None), None
+    if isinstance(model, T5):
+        memory = encode_prompts(model, prompts, lengths, layout)
+        prompts, lengths = jnp.full((batch, 1), first_token), jnp.ones_like(lengths)
+    cache = empty_cache(model, batch, prompts.shape[1] + new_tokens, layout)
+    hidden, cache = extend(model, cache, prompts, jnp.zeros_like(lengths), layout, memory)
     scores = jnp.zeros((batch, 0), jnp.float32)
     if score_prompts:
         scores = score_tokens(model, hidden[:, :-1], prompts[:, 1:], layout).log_probabilities
@@ -144,12 +161,13 @@ def begin(
         keys=jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), rows),
         hidden=jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0],
         cache=cache,
+        memory=memory,
     )
 
 
 @partial(jax.jit, static_argnames=("sampling", "end_ids", "layout"), donate_argnames="state")
 def advance(
-    model: Gpt,
+    model: Gpt | T5,
     state: Generation,
     until: jax.Array | int,
     *,
@@ -173,7 +191,7 @@ def advance(
         at = s.starts + s.made
         logits = layout.shard(model.logits(s.hidden), "batch", None)
         token = jax.vmap(partial(choose_token, sampling=sampling))(logits, jax.vmap(jax.random.fold_in)(s.keys, at))
-        hidden, cache = extend(model, s.cache, token[:, None], at, layout)
+        hidden, cache = extend(model, s.cache, token[:, None], at, layout, s.memory)
         return s._replace(
             tokens=s.tokens.at[:, s.made].set(token),
             log_probabilities=s.log_probabilities.at[:, s.made].set(token_log_probabilities(logits, token)),
@@ -189,7 +207,7 @@ def advance(
 
 
 def generate(
-    model: Gpt,
+    model: Gpt | T5,
     prompts: jax.Array,
     lengths: jax.Array,
     seed: jax.Array,

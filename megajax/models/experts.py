@@ -194,7 +194,7 @@ apply_experts.defvjp(_forward, _backward)
 
 
 def weighted_mlp(x: jax.Array, shares: jax.Array, fc1: jax.Array, fc2: jax.Array, activation: Activation) -> jax.Array:
-    """[R, D] rows of one expert -> share [R] x MLP; the share comes in before fc2, whose output no gradient then needs."""
+    """[R, D] rows of one expert -> share [R] x MLP; shares go in before fc2, so that no gradient needs its output."""
     hidden = jnp.matmul(x, fc1.reshape(fc1.shape[0], -1)).reshape(-1, *fc1.shape[1:])
     hidden = activate(hidden, activation).astype(jnp.float32) * shares[:, None]
     return jnp.matmul(hidden.astype(x.dtype), fc2)

@@ -13,8 +13,11 @@ from typing import TypeVar
 import jax
 import numpy as np
 
+from megajax.config.model import ModelConfig
 from megajax.models.attention_kernels import Pattern, Places, xla_attention
 from megajax.models.cross_entropy import linear_cross_entropy
+from megajax.models.experts import Weights, mixture
+from megajax.models.losses import Losses
 
 M = TypeVar("M")
 Drop = Callable[[jax.Array], jax.Array]
@@ -57,6 +60,12 @@ class Layout:
         """Self-attention; see `xla_attention` for shapes. Keys (the last dim that `drop` sees) are in true order."""
         places = self.token_order(q.shape[1])
         return attend(q, k, v, pattern, (places, places), (segment_ids, segment_ids), drop)
+
+    def experts(
+        self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
+    ) -> tuple[jax.Array, Losses]:
+        """Mixture of experts [B, S, D] -> [B, S, D], and the losses of its router; see `mixture`."""
+        return mixture(x, weights, token_weights, config)
 
     def lookup(self, *tables: Table) -> jax.Array:
         """Sum over the tables of the rows that their ids name -> [B, S, D]."""

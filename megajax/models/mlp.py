@@ -5,26 +5,15 @@ Shapes: B batch, S sequence, D embed, F mlp, A = 1, or 2 (gate and up) input mat
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from megajax.config.model import Activation, ModelConfig
+from megajax.config.model import ModelConfig
+from megajax.models.activations import activate
 from megajax.models.context import Context
 from megajax.models.init import normal, zeros
 from megajax.models.linear import linear
-
-ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
-    "gelu": partial(jax.nn.gelu, approximate=True),
-    "gelu_exact": partial(jax.nn.gelu, approximate=False),
-    "relu": jax.nn.relu,
-    "swiglu": jax.nn.silu,
-    "geglu": partial(jax.nn.gelu, approximate=True),
-}
-"""By `model.activation`; of a gated unit, what its gate goes through."""
 
 
 class Mlp(nnx.Module):
@@ -53,9 +42,3 @@ class Mlp(nnx.Module):
         hidden = activate(hidden, self.activation)
         y = layout.leave_tensor(linear(hidden, self.fc2[...]))
         return y + self.fc2_bias[...] if hasattr(self, "fc2_bias") else y
-
-
-def activate(hidden: jax.Array, activation: Activation) -> jax.Array:
-    """[..., A, F] -> [..., F]: the non-linearity, times the second part where there are two."""
-    first = ACTIVATIONS[activation](hidden[..., 0, :])
-    return first * hidden[..., 1, :] if hidden.shape[-2] == 2 else first

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from megajax.models.cross_entropy import chunk_size
 from megajax.models.gpt import Gpt
 from megajax.models.layout import Layout
+from megajax.models.t5 import T5
 
 
 class TokenScores(NamedTuple):
@@ -24,7 +25,7 @@ class TokenScores(NamedTuple):
     """[B, S] bool: no token is likelier."""
 
 
-def score_tokens(model: Gpt, hidden: jax.Array, labels: jax.Array, layout: Layout) -> TokenScores:
+def score_tokens(model: Gpt | T5, hidden: jax.Array, labels: jax.Array, layout: Layout) -> TokenScores:
     """Score labels [B, S] as the tokens that follow hidden states [B, S, D]."""
     rows, length = labels.shape
     chunk = chunk_size(length, rows * model.vocab_size)

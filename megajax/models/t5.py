@@ -128,7 +128,7 @@ class DecoderBlock(Block):
         x = self._join(x, lambda x: attend(x, context), self.attention_norm, context, "attention_output")
         x = self._join(x, lambda x: self.cross(x, context), self.cross_norm, context, "cross_attention_output")
         x = checkpoint_name(x, "attention_residual")
-        return self._join(x, lambda x: self.mlp(x, context), self.mlp_norm, context, "mlp_output"), {}
+        return self._feed_forward(x, context)
 
 
 class CrossAttention(nnx.Module):

@@ -26,12 +26,16 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
+from megajax.config.model import ModelConfig
 from megajax.models.attention_kernels import Pattern, cudnn_attention
 from megajax.models.block import RESIDUAL
+from megajax.models.experts import Weights
 from megajax.models.layout import Drop, Layout, Table, attend
 from megajax.models.linear import WEIGHTS
+from megajax.models.losses import Losses
 from megajax.models.parameters import logical_axes
 from megajax.parallel.collectives import Collectives
+from megajax.parallel.experts import Experts
 from megajax.parallel.mesh import AUTO_AXES
 from megajax.parallel.ring import ring_attention
 from megajax.parallel.rules import Rules
@@ -116,6 +120,12 @@ class MeshLayout(Layout):
         axes = ("batch", "sequence", "kv_heads", None)[: x.ndim]
         mine, whole = self.rules.in_compute(axes), self.rules.in_compute(("batch", None, *axes[2:]))
         return in_true_order(conjugate(x, whole, mine), self.context)
+
+    def experts(
+        self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
+    ) -> tuple[jax.Array, Losses]:
+        """See `Experts`."""
+        return Experts(self.rules)(x, weights, token_weights, config)
 
     def lookup(self, *tables: Table) -> jax.Array:
         """See `Vocabulary.lookup`."""

@@ -4,6 +4,7 @@ Training steps into manual regions, because a gradient must cross `data` once a 
 by chance (see `parallel.run`). Generation and evaluation have neither trouble: weights lie as the rules say they rest,
 rows of a batch are cut over `data` and `fsdp`, heads, MLP and vocabulary over `tensor`, and plain `jax.jit` does the
 rest. Over `tensor` a layer sends two all-reduces of [B, S, D]; over `fsdp` it gathers its weights; over `data` nothing.
+A mixture of experts is the exception: what a router chooses is nothing that a partitioner can cut.
 
 Shapes: B batch, S sequence, D embed.
 """
@@ -15,12 +16,17 @@ from typing import TypeVar
 
 import jax
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
+from megajax.config.model import ModelConfig
 from megajax.config.parallel import AXES
-from megajax.models.layout import Layout
+from megajax.models import experts
+from megajax.models.experts import Weights
+from megajax.models.layout import Layout, Table
+from megajax.models.losses import Losses
 from megajax.models.parameters import logical_axes
-from megajax.parallel.rules import Rules
+from megajax.parallel.collectives import Collectives
+from megajax.parallel.rules import Axes, Rules
 
 M = TypeVar("M")
 
@@ -34,7 +40,7 @@ class Partitioned(Layout):
     @property
     def replicas(self) -> int:
         """Ways in which the rows of a batch are cut."""
-        return self.rules.size("data", "fsdp")
+        return self.rules.size(*self.rules.rule("batch").in_compute)
 
     def weights(self, module: M) -> M:
         """Gather the weights over `fsdp`."""
@@ -50,4 +56,30 @@ class Partitioned(Layout):
 
     def shard(self, x: jax.Array, *axes: str | None) -> jax.Array:
         """Constrain an array to the rules of its logical axes."""
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.rules.mesh, self.rules.in_compute(axes, AXES)))
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.rules.mesh, self._spec(axes)))
+
+    def lookup(self, *tables: Table) -> jax.Array:
+        """Tables are gathered over `fsdp` first: the compiler would go a longer way."""
+        whole = [(self.shard(weights, rows, None), ids, rows) for weights, ids, rows in tables]
+        return self.shard(super().lookup(*whole), "batch", None, None)
+
+    def experts(
+        self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
+    ) -> tuple[jax.Array, Losses]:
+        """Each device's experts meet the tokens of all devices along `expert` (see `parallel.experts`)."""
+        net = Collectives(self.rules.mesh)
+
+        def local(x: jax.Array, weights: Weights) -> jax.Array:
+            routing = experts.route(x, weights.router, config)
+            x, numbers, shares = (net.all_gather(a, "expert", dim=0) for a in (x, routing.experts, routing.shares))
+            fc1, fc2 = net.all_gather(weights.fc1, "fsdp", dim=1), net.all_gather(weights.fc2, "fsdp", dim=2)
+            first = net.index("expert") * len(fc1)
+            y = experts.apply_experts(x, numbers, shares, fc1, fc2, first, config)
+            return net.psum(net.reduce_scatter(y, "expert", dim=0), "tensor")
+
+        tokens, cuts = self._spec(("batch", None, None)), Weights(*map(self._spec, experts.AXES))
+        run = jax.shard_map(local, mesh=self.rules.mesh, in_specs=(tokens, cuts), out_specs=tokens, check_vma=False)
+        return run(x, weights), {}
+
+    def _spec(self, axes: Axes) -> PartitionSpec:
+        return self.rules.in_compute(axes, AXES)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from megajax.config.base import ConfigError
-from megajax.config.parallel import AXES
+from megajax.config.parallel import AXES, REPLICAS
 from megajax.models.parameters import annotate, logical_axes
 from megajax.parallel.mesh import AUTO_AXES
 
@@ -40,6 +40,9 @@ RULES: tuple[Rule, ...] = (
     Rule("heads", ("tensor",), ("tensor",), "row-parallel attention output"),
     Rule("mlp", ("tensor",), ("tensor",), "column-parallel fc1, row-parallel fc2"),
     Rule("embed", ("fsdp",), (), "ZeRO-3 (1910.02054): split at rest, gathered when the layer runs"),
+    Rule("experts", ("expert",), ("expert",), "a device holds its experts only (2006.16668)"),
+    Rule("expert_embed", ("fsdp",), ("fsdp",), "as embed, but gathered where the experts run: see parallel.experts"),
+    Rule("router", (), (), "every token meets the whole router"),
     Rule("positions", ("tensor",), ("tensor",), "as the vocabulary: both lookups share one reduction"),
     Rule("norm", (), (), "norm gains and row-parallel biases are small: replicated"),
     Rule("head_dim", (), (), "a head is never cut"),
@@ -47,7 +50,7 @@ RULES: tuple[Rule, ...] = (
     Rule("gate_up", (), (), "gate and up of a unit stay together"),
     Rule("few", (), (), "token types, distance buckets, classes: too few to cut"),
     # Activations
-    Rule("batch", (), ("data", "fsdp"), "each replica its own samples"),
+    Rule("batch", (), REPLICAS, "each replica its own samples"),
     Rule("sequence", (), ("context",), "inside attention and MLP"),
     Rule("residual_sequence", (), ("context", "tensor"), "sequence parallelism (2205.05198 §4.2.2)"),
 )
@@ -67,7 +70,7 @@ class Rules:
             if rule.logical == logical:
                 if logical == "residual_sequence" and not self.sequence_parallel:
                     return rule._replace(in_compute=("context",))
-                if logical == "embed" and self.zero:
+                if logical in ("embed", "expert_embed") and self.zero:
                     return rule._replace(at_rest=("data", "fsdp"))
                 return rule
         raise KeyError(f"no sharding rule for logical axis {logical!r}: add a row to megajax.parallel.rules.RULES")

@@ -11,7 +11,7 @@ automatic axes, and autodiff through `psum` would count cotangents once per devi
                              exponentials), reduce-scatter of dx; backward  nothing (see `models.cross_entropy`)
 
 Over `pipe` the same results are summed; over `fsdp` every table is gathered and its gradient reduce-scattered; over
-`context` gradients are summed.
+`expert` and `context` gradients are summed.
 
 Shapes: B batch, S sequence, D embed, V vocabulary rows, T tokens of this device.
 """
@@ -116,10 +116,10 @@ class Vocabulary:
             )
             flat = x.reshape(-1, x.shape[-1])
             out = chunked_loss(flat, head, labels.reshape(-1), weights.reshape(-1), loss_fn, with_gradients, bias)
-            out = out._replace(loss=self.net.psum(out.loss, "fsdp", "context"))
+            out = out._replace(loss=self.net.psum(out.loss, "fsdp", "expert", "context"))
             if not with_gradients:
                 return out
-            dbias = None if out.dbias is None else self.net.psum(out.dbias, "fsdp", "context")
+            dbias = None if out.dbias is None else self.net.psum(out.dbias, "fsdp", "expert", "context")
             return LinearLoss(out.loss, self._leave(out.dx.reshape(x.shape)), self._table_gradient(out.dhead), dbias)
 
         in_specs = (self.residual, at_rest, self.tokens, self.tokens, bias_at_rest)
@@ -155,7 +155,7 @@ class Vocabulary:
 
     def _table_gradient(self, dtable: jax.Array) -> jax.Array:
         """Sum a table's gradient over the devices that saw other tokens, leaving it sharded as it lies at rest."""
-        return self.net.reduce_scatter(self.net.psum(dtable, "context"), "fsdp", dim=1)
+        return self.net.reduce_scatter(self.net.psum(dtable, "expert", "context"), "fsdp", dim=1)
 
     def _manual(self, fn: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         return jax.shard_map(fn, in_specs=in_specs, out_specs=out_specs, axis_names=set(AUTO_AXES), check_vma=False)

@@ -72,7 +72,8 @@ def count_flops(
         return Flops(*layers, logits)
     encoder = _layers(model, model.encoder_layers or model.num_layers, batch * sequence, sequence)
     cross = _cross(model, labels, batch * sequence, sequence)
-    return Flops(*map(sum, zip(layers, encoder, cross, strict=True)), logits)
+    projections, core, mlp = (sum(part) for part in zip(layers, encoder, cross, strict=True))
+    return Flops(projections, core, mlp, logits)
 
 
 Parts = tuple[int, int, int]

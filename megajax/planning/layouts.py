@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import product
-from math import gcd
+from math import gcd, prod
 from typing import Literal
 
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
 from megajax.config import Config, ConfigError, ModelConfig, ParallelConfig, check_config
-from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.config.parallel import AXES, REPLICAS, fit_vocabulary
 from megajax.models.families import build_model
 from megajax.models.model import Model
 from megajax.parallel.rules import Rules

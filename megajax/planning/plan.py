@@ -232,7 +232,7 @@ def plan(
         tokens: budget of the whole run.
 
     Raises:
-        ConfigError: unknown GPU, a model of another kind than those planned for, or the mesh, the batch and the model do not divide.
+        ConfigError: unknown GPU, a kind of model that is not planned for, or mesh, batch and model do not divide.
     """
     if not tokens > 0:
         raise ConfigError(f"tokens is {tokens:g}: expected more than 0")

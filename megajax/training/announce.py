@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Literal
 
 import jax
 from jax.sharding import Mesh
 
 from megajax.config.config import Config
+from megajax.config.parallel import REPLICAS
 from megajax.data.dataset import Dataset
 from megajax.models.sizes import parameter_count
 from megajax.observe.memory import device_memory
@@ -77,7 +79,7 @@ def announce(
 
 def _pipeline(config: Config, mesh: Mesh) -> str:
     train, parallel = config.train, config.parallel
-    microbatches = train.global_batch_size // (train.micro_batch_size * mesh.shape["data"] * mesh.shape["fsdp"])
+    microbatches = train.global_batch_size // (train.micro_batch_size * prod(mesh.shape[axis] for axis in REPLICAS))
     schedule = Interleaved1F1B(parallel.pipe, parallel.chunks, microbatches)
     few = "; fewer microbatches than stages leave stages idle" if microbatches < parallel.pipe else ""
     return (

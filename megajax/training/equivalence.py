@@ -5,9 +5,7 @@
     for layout in every_layout(config, devices=8):
         print(layout_name(layout), compare(train_layout(layout, steps=5), reference))
 
-Samples are random documents, cut to unequal lengths so that no two microbatches need have as many trainable tokens.
-
-Shapes: G global batch, S sequence.
+The batches are those of `training.random_batches`.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ import numpy as np
 
 from megajax.config import Config, ParallelConfig
 from megajax.config.parallel import AXES, fit_vocabulary
-from megajax.data.batch import make_batch
-from megajax.data.dataset import Batch
+from megajax.models.losses import coefficients, objective
 from megajax.models.parameters import join_layers, named_leaves
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh
@@ -30,6 +27,7 @@ from megajax.parallel.rules import Rules
 from megajax.planning.collectives import Traffic, collectives
 from megajax.planning.layouts import legal_layouts
 from megajax.training.feed import Feed
+from megajax.training.random_batches import random_batch
 from megajax.training.schedule import Schedule
 from megajax.training.step import batch_shardings, build_init, build_train_step
 
@@ -42,8 +40,6 @@ YARDSTICK = (
     f"initial parameters bit-equal; first-step gradients within {GRADIENT_TOLERANCE:g} of each tensor's largest entry; "
     f"losses within {LOSS_TOLERANCE:g} relative"
 )
-EOD, DOCUMENT = 0, 16
-"""End-of-document id, and mean length of a random document."""
 VOCABULARY = 256
 """Ids of a model that leaves its vocabulary to a tokenizer."""
 
@@ -133,31 +129,17 @@ def train_layout(config: Config, steps: int) -> Outcome:
     place = lambda number: feed.place(random_batch(config, number), config.train.global_batch_size)  # noqa: E731
     run = step.lower(state, place(0)).compile()
     outcome = Outcome(gathered(state), collectives(run, rules.mesh))
+    terms = coefficients(config.model)
     for number in range(steps):
         state, metrics = run(state, place(number))
-        outcome.losses.append(float(metrics["lm loss"]))
+        outcome.losses.append(
+            float(objective({name: metrics[name] for name in terms if name in metrics}, config.model))
+        )
         outcome.norms.append(float(metrics["grad-norm"]))
         if number == 0:
             outcome.first_gradients = unclipped_gradients(gathered(state), outcome.norms[0], config.optim.clip_grad)
     outcome.final = gathered(state)
     return outcome
-
-
-def random_samples(step: int, count: int, sequence: int, vocabulary: int) -> list[np.ndarray]:
-    """`count` samples [S + 1] of a step, the same under every layout."""
-    rng = np.random.default_rng(step)
-    tokens = rng.integers(0, vocabulary, (count, sequence + 1))
-    return list(np.where(rng.random(tokens.shape) < 1 / DOCUMENT, EOD, tokens).astype(np.int32))
-
-
-def random_batch(config: Config, step: int) -> Batch:
-    """The global batch of a step: samples of S / 2 to S + 1 tokens."""
-    G, S = config.train.global_batch_size, config.data.seq_length
-    assert config.model.vocab_size is not None
-    lengths = np.random.default_rng(step).integers(S // 2, S + 2, G)
-    samples = random_samples(step, G, S, config.model.vocab_size)
-    samples = [sample[:length] for sample, length in zip(samples, lengths, strict=True)]
-    return make_batch(samples, step * G + np.arange(G), config.data, EOD)
 
 
 def gathered(tree: Any) -> dict[str, np.ndarray]:

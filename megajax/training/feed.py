@@ -4,7 +4,7 @@ Sample j of a global batch is row j % B of microbatch j // B: the same sample nu
 layout, only their grouping into microbatches changes. A process reads only the rows that its devices hold. The tokens
 of a sample are laid out as `parallel.zigzag` says.
 
-Shapes: G global batch, M microbatches, B = micro batch x data x fsdp samples of one, S sequence.
+Shapes: G global batch, M microbatches, B = micro batch x data x fsdp x expert samples of one, S sequence.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from megajax.config.parallel import REPLICAS
 from megajax.models.model import Batch
 from megajax.parallel.rules import Rules
 from megajax.parallel.zigzag import token_order
@@ -25,7 +26,7 @@ class Feed:
 
     def __init__(self, rules: Rules, micro_batch_size: int, shardings: Mapping[str, NamedSharding]) -> None:
         """`shardings` of the arrays that the step eats (`training.step.batch_shardings`)."""
-        self.width = micro_batch_size * rules.size("data", "fsdp")
+        self.width = micro_batch_size * rules.size(*REPLICAS)
         self.context = rules.size("context")
         self.shardings = shardings
 

@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from megajax.checkpoint.hf.load import import_model
 from megajax.checkpoint.store import Checkpoints
 from megajax.cluster import detect
 from megajax.config.base import ConfigError
 from megajax.config.load import Loaded
 from megajax.data.tokenizers import Tokenizer
 from megajax.training.canonical import CanonicalForm
+from megajax.training.huggingface import import_model
 from megajax.training.run_directory import RunDirectory
 from megajax.training.state import TrainState
 

@@ -37,10 +37,25 @@ IDS_COUNT = {
     "qwen2_7b": (7_615_616_512, "7616M", "released weights"),
     "qwen3_8b": (8_190_735_360, "8191M", "released weights"),
     "smollm2_135m": (134_515_008, "134515008", "released weights"),
+    "mixtral_8x7b": (46_702_792_704, "46703M", "released weights"),
+    "mixtral_8x22b": (140_630_071_296, "140630M", "released weights"),
+    "qwen3_30b_a3b": (30_532_122_624, "30532M", "released weights"),
     "bloom_560m": (559_214_592, "559214592", "released weights"),
     "bloom_7b1": (7_069_016_064, "7069M", "2211.05100"),
     "bloom_176b": (176_247_271_424, "176247M", "2211.05100"),
     "llama_tiny": (820_352, "820352", "this repository"),
+    "bert_base": (110_106_428, "110M", "released weights"),
+    "bert_large": (336_226_108, "336M", "released weights"),
+    "roberta_base": (124_697_433, "125M", "released weights"),
+    "roberta_large": (355_412_057, "355M", "1907.11692 section 5"),
+    "megatron_bert_345m": (336_226_108, "336M", "1909.08053 table 4"),
+    "megatron_bert_1.3b": (1_280_595_772, "1.3B", "1909.08053 table 4"),
+    "megatron_bert_3.9b": (3_869_081_404, "3.9B", "1909.08053 table 4"),
+    "gatortron_3.9b": (3_919_415_298, "3.9B", "Yang et al. 2022"),
+    "t5_small": (60_506_624, "60506624", "released weights"),
+    "t5_220m": (222_903_552, "223M", "1910.10683 section 3.1.2"),
+    "t5_3b": (2_851_598_336, "2852M", "released weights"),
+    "t5_11b": (11_135_332_352, "11135M", "released weights"),
 }
 ROWS_COUNT = {
     "megatron_1.2b": (1_213_479_936, "1.2B", "1909.08053 table 1"),
@@ -53,6 +68,14 @@ ROWS_COUNT = {
     "megatron_175b": (174_615_846_912, "175B", "2205.05198 table 3"),
     "megatron_530b": (529_600_819_200, "530B", "2205.05198 table 3"),
     "megatron_1t": (1_008_038_758_400, "1008.0B", "2104.04473 table 1"),
+}
+# Named by a number that the shape gives roughly: the vocabulary, or what is counted, is not published.
+ROUGHLY = {
+    "biomegatron_345m": (336_226_108, "345M", "2010.06060"),
+    "biomegatron_800m": (751_431_484, "800M", "2010.06060"),
+    "biomegatron_1.2b": (1_280_595_772, "1.2B", "2010.06060"),
+    "gatortron_345m": (356_371_458, "345M", "Yang et al. 2022"),
+    "gatortron_8.9b": (8_841_928_706, "8.9B", "Yang et al. 2022"),
 }
 UNITS = {"M": 10**6, "B": 10**9}
 
@@ -70,7 +93,7 @@ def matches(count: int, published: str) -> bool:
 
 
 def test_every_preset_is_in_the_tables():
-    assert {path.stem for path in (CONFIGS / "models").glob("*.yaml")} == {*IDS_COUNT, *ROWS_COUNT}
+    assert {path.stem for path in (CONFIGS / "models").glob("*.yaml")} == {*IDS_COUNT, *ROWS_COUNT, *ROUGHLY}
 
 
 @pytest.mark.parametrize("name", IDS_COUNT)
@@ -86,6 +109,13 @@ def test_parameters_counted_by_rows(name):
     assert parameter_count(model(name), padded=True) == exact
     assert model(name).padded_vocab_size == 51_200
     assert matches(exact, published)
+
+
+@pytest.mark.parametrize("name", ROUGHLY)
+def test_parameters_that_the_name_rounds(name):
+    exact, published, _ = ROUGHLY[name]
+    assert parameter_count(model(name)) == exact
+    assert exact == pytest.approx(float(published[:-1]) * UNITS[published[-1]], rel=0.07)
 
 
 @pytest.mark.parametrize("name", [*ROWS_COUNT, *(name for name in IDS_COUNT if name.startswith("gpt"))])

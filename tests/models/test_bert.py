@@ -13,7 +13,7 @@ import pytest
 from megajax.config.model import ModelConfig
 from megajax.models.bert import Bert, first_token
 from megajax.models.layout import Layout
-from megajax.models.parameters import named_leaves
+from megajax.models.parameters import cast, named_leaves
 from tests.models.reference import gelu, gelu_exact, norm
 from tests.models.tiny import batch_of, filled, random_tokens
 
@@ -139,7 +139,9 @@ def test_losses_and_gradients(config):
     assert losses.keys() == expected.keys()
     np.testing.assert_allclose([*losses.values()], [*expected.values()], rtol=1e-5)
     for (name, got), (_, wanted) in zip(named_leaves(gradient), named_leaves(expected_gradient), strict=True):
-        np.testing.assert_allclose(got[...], wanted[...], rtol=1e-4, atol=1e-5 * np.abs(wanted[...]).max(), err_msg=name)
+        np.testing.assert_allclose(
+            got[...], wanted[...], rtol=1e-4, atol=1e-5 * np.abs(wanted[...]).max(), err_msg=name
+        )
     assert not gradient.head_bias[V:].any(), "padding"
 
 
@@ -152,6 +154,15 @@ def test_first_token_of_another_order():
 
     x = jnp.arange(12.0).reshape(2, 3, 2).at[:, 0].set(jnp.nan)
     np.testing.assert_array_equal(first_token(x, Reversed()), [[4, 5], [10, 11]])
+
+
+def test_bf16(config):
+    """Hidden states are bf16, losses fp32."""
+    model, batch = cast(random_bert(config), jnp.bfloat16), masked_batch(config)
+    hidden = jax.eval_shape(lambda m: m.hidden(batch, m.context(batch, Layout(), None)), model)
+    losses = jax.eval_shape(lambda m: m.losses(batch, m.context(batch, Layout(), None)), model)
+    assert hidden.dtype == jnp.bfloat16
+    assert {loss.dtype for loss in losses.values()} == {jnp.dtype("float32")}
 
 
 def test_initial_losses_are_those_of_a_guess():

@@ -18,9 +18,9 @@ from megajax.models.cross_entropy import chunk_size, linear_cross_entropy, token
 B, S, D, V, VOCAB = 2, 6, 5, 16, 11
 
 
-def naive(x, head, labels, weights):
+def naive(x, head, labels, weights, bias=None):
     """Sum over tokens of weight x (log of the sum of exponentials - logit of the label), padding left out."""
-    logits = jnp.einsum("bsd,vd->bsv", x, head[:VOCAB])
+    logits = jnp.einsum("bsd,vd->bsv", x, head[:VOCAB]) + (0 if bias is None else bias[:VOCAB])
     target = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jnp.sum(weights * (jax.nn.logsumexp(logits, axis=-1) - target))
 
@@ -62,6 +62,23 @@ def test_loss_and_gradients(chunk):
     assert not dhead[VOCAB:].any(), "padding"
 
 
+def test_head_with_a_bias(chunk):
+    """One that goes from -5 to 5, so that it decides between ids; its padding has no gradient."""
+    x, head, labels, weights = inputs()
+    bias = np.linspace(-5, 5, V, dtype=np.float32)
+
+    def gradients(loss):
+        return jax.jit(jax.value_and_grad(lambda *args: 3 * loss(*args), argnums=(0, 1, 2)))(x, head, bias)
+
+    loss, got = gradients(lambda x, w, b: linear_cross_entropy(x, w, labels, weights, VOCAB, b))
+
+    expected, wanted = gradients(lambda x, w, b: naive(x, w, labels, weights, b))
+    np.testing.assert_allclose(loss, expected, rtol=2e-6)
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    assert not got[2][VOCAB:].any()
+
+
 def test_tied_head(chunk):
     """A table that is both embedding and head gets the sum of both gradients."""
     _, table, labels, weights = inputs()
@@ -77,7 +94,7 @@ def test_tied_head(chunk):
 def test_logits_of_one_chunk_only(monkeypatch):
     """Case X05: the program has arrays of [chunk, V] logits and none of [T, V]."""
     monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 4 * V)
-    loss = jax.grad(partial(linear_cross_entropy, vocab_size=VOCAB), argnums=(0, 1))
+    loss = jax.grad(partial(linear_cross_entropy, vocab_size=VOCAB, bias=np.zeros(V)), argnums=(0, 1))
     program = jax.jit(loss).lower(*inputs()).as_text()
     assert f"tensor<4x{V}xf32>" in program
     assert f"tensor<{B * S}x{V}xf32>" not in program

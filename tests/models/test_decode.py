@@ -15,8 +15,10 @@ from megajax.config.model import ModelConfig
 from megajax.models import decode
 from megajax.models.decode import advance, begin, empty_cache, extend, generate
 from megajax.models.gpt import Gpt
+from megajax.models.layout import Layout
 from megajax.models.parameters import cast
 from megajax.models.sampling import Sampling
+from megajax.models.t5 import T5
 from tests.models.tiny import GPT, LLAMA, batch_of, filled, forward, random_model, random_tokens
 
 GREEDY = Sampling(temperature=0.0)
@@ -24,8 +26,13 @@ SWITCHED = {
     "window": replace(LLAMA, window=3),
     "alibi": replace(GPT, positions="alibi", embedding_norm=True, tied_head=True),
     "scale": replace(LLAMA, attention_scale=0.7, qk_norm=True, activation="geglu"),
+    "mixture": replace(LLAMA, experts=4, shared_ffn_size=8),
 }
-"""Attention patterns of Mistral and BLOOM, and other switches that decoding has to follow."""
+"""Attention of Mistral and BLOOM, experts of Mixtral, and other switches that decoding has to follow."""
+T5_TINY = replace(
+    LLAMA, family="t5", positions="relative", num_kv_heads=None, attention_scale=1.0, activation="relu", tied_head=True,
+    encoder_layers=1, relative_buckets=8, relative_max_distance=16,
+)  # fmt: skip
 
 
 def continue_without_cache(model, prompts, lengths, new_tokens):
@@ -55,7 +62,7 @@ def test_cache_changes_nothing(config):
 
 
 @pytest.mark.parametrize("switches", SWITCHED)
-def test_every_pattern_of_attention(switches):
+def test_every_switch(switches):
     """The cache follows the maths of training whatever a query may see and however that is weighed."""
     model = random_model(SWITCHED[switches])
     prompts, lengths = random_tokens(2, 6), np.array([6, 2])
@@ -63,6 +70,29 @@ def test_every_pattern_of_attention(switches):
     out = generate(model, prompts, lengths, 0, new_tokens=8, sampling=GREEDY)
 
     np.testing.assert_array_equal(out.tokens, continue_without_cache(model, prompts, lengths, 8))
+
+
+def test_encoder_reads_the_prompts():
+    """Ragged prompts of a T5: the decoder goes on from its first token as if all were computed anew each time."""
+    model = filled(lambda key: T5(key, T5_TINY), lambda shape: np.random.default_rng(0).normal(scale=0.5, size=shape))
+    prompts, lengths = random_tokens(2, 6), np.array([6, 2])
+
+    state = begin(model, prompts, lengths, 0, new_tokens=7, first_token=3)
+    out = advance(model, state, 7, sampling=GREEDY)
+
+    padding = (np.arange(6) >= lengths[:, None]).astype(np.int32)
+
+    @jax.jit
+    def likeliest(model, tokens):
+        batch = {"tokens": prompts, "segment_ids": padding, "decoder_tokens": tokens}
+        batch["decoder_segment_ids"] = jnp.zeros((2, 8), jnp.int32)
+        return model.logits(model.hidden(batch, model.context(batch, Layout(), None))).argmax(-1)
+
+    tokens = np.full((2, 8), 3, np.int32)
+    for place in range(7):
+        tokens[:, place + 1] = likeliest(model, tokens)[:, place]
+    np.testing.assert_array_equal(out.tokens, tokens[:, 1:])
+    assert len({*out.tokens[0].tolist(), *out.tokens[1].tolist()}) > 2
 
 
 def test_prompt_in_pieces(config):
@@ -123,7 +153,9 @@ def test_write_positions(monkeypatch):
 
     monkeypatch.setattr(decode, "extend", watched)
     monkeypatch.setattr(decode, "begin", partial(jax.jit, static_argnames=("new_tokens",))(begin.__wrapped__))
-    monkeypatch.setattr(decode, "advance", partial(jax.jit, static_argnames=("sampling", "end_ids"))(advance.__wrapped__))
+    monkeypatch.setattr(
+        decode, "advance", partial(jax.jit, static_argnames=("sampling", "end_ids"))(advance.__wrapped__)
+    )
     jax.block_until_ready(
         generate(random_model(LLAMA), random_tokens(2, 6), np.array([6, 2]), 0, new_tokens=4, sampling=GREEDY)
     )

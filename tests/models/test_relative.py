@@ -15,7 +15,7 @@ def buckets(distances, *, bidirectional, count=32, max_distance=128):
 
 
 def test_keys_before_the_query():
-    """Sixteen distances each have their own bucket; from there to 128 the other sixteen grow by a factor of 8^(1/16)."""
+    """Sixteen distances each have their own bucket; from there to 128 buckets grow by a factor of 8^(1/16)."""
     assert buckets(range(0, -16, -1), bidirectional=False) == list(range(16))
     far = [-16, -18, -19, -20, -21, -23, -24, -63, -64, -66, -112, -113, -128, -10_000]
     assert buckets(far, bidirectional=False) == [16, 16, 17, 17, 18, 18, 19, 26, 26, 26, 30, 31, 31, 31]
@@ -35,7 +35,9 @@ def test_edges_at_powers_of_two():
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("count", "max_distance"), [(4, 8), (8, 20), (32, 128), (64, 256)])
 def test_buckets_are_used_up_and_never_go_back(count, max_distance, bidirectional):
-    before = buckets(range(0, -max_distance - 1, -1), bidirectional=bidirectional, count=count, max_distance=max_distance)
+    before = buckets(
+        range(0, -max_distance - 1, -1), bidirectional=bidirectional, count=count, max_distance=max_distance
+    )
     assert before == sorted(before)
     assert before[0] == 0
     assert before[-1] == (count // 2 if bidirectional else count) - 1

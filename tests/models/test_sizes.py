@@ -1,15 +1,18 @@
 """The closed form of the number of parameters against the parameters themselves, which are described, never made."""
 
 import math
+from dataclasses import replace
 
 import jax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megajax.config import load_config
 from megajax.config.base import ConfigError
+from megajax.config.load import CONFIGS
 from megajax.config.model import ModelConfig
-from megajax.models.gpt import Gpt
+from megajax.models.families import build_model
 from megajax.models.parameters import named_leaves
 from megajax.models.sizes import parameter_count, parameter_counts
 
@@ -27,12 +30,37 @@ BY_NAME = {
     "blocks.mlp.shared": "shared",
     "blocks.mlp.fc1": "fc1",
     "blocks.mlp.fc2": "fc2",
+    "blocks.cross_norm": "cross_norm",
+    "blocks.cross": "cross",
     "embedding_norm": "embedding_norm",
+    "encoder_norm": "encoder_norm",
     "final_norm": "final_norm",
+    "token_type_embedding": "token_type_embedding",
+    "transform_norm": "transform_norm",
+    "transform": "transform",
+    "head_bias": "head_bias",
     "head": "head",
+    "pooler": "pooler",
+    "pair": "pair_head",
+    "encoder_bias": "relative_bias",
+    "decoder_bias": "relative_bias",
 }
 """Kind of the parameters whose name begins so."""
 
+POST = {"norm_placement": "post", "embedding_norm": True}
+T5 = ModelConfig(
+    family="t5", num_layers=3, encoder_layers=2, hidden_size=8, num_heads=2, head_dim=3, ffn_hidden_size=5,
+    vocab_size=30, positions="relative", relative_buckets=12, norm="rmsnorm", activation="geglu", bias=False,
+)  # fmt: skip
+BERT = ModelConfig(family="bert", num_layers=2, hidden_size=8, num_heads=2, max_positions=9, vocab_size=30)
+OTHERS = {
+    "t5": T5,
+    "t5 with an own head, equal stacks": replace(T5, tied_head=False, encoder_layers=None),
+    "bert": BERT,
+    "bert of pairs": replace(BERT, token_types=2, pair_task=True),
+    "bert with norms after the sums": replace(BERT, token_types=1, position_offset=2, **POST),
+    **{f"preset {path.stem}": load_config(path).config.model for path in CONFIGS.glob("models/*.yaml")},
+}
 
 MIXTURE = {
     "bias": st.just(False),
@@ -74,17 +102,33 @@ def configs(draw: st.DrawFn) -> ModelConfig:
 @settings(max_examples=40, deadline=None)
 @given(configs())
 def test_counts_what_is_there(config):
-    model = jax.eval_shape(lambda: Gpt(jax.random.key(0), config))
-    counted = dict.fromkeys(parameter_counts(config), 0)
+    check_counts(config)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_counts_of_other_families_and_presets(name):
+    check_counts(OTHERS[name])
+
+
+def check_counts(config: ModelConfig) -> None:
+    """Every kind against the parameters of that kind, and the padding of every table that has some."""
+    model = jax.eval_shape(lambda: build_model(jax.random.key(0), config))
+    counted, padding = dict.fromkeys(parameter_counts(config), 0), 0
     for name, param in named_leaves(model):
-        kind = next(kind for begin, kind in BY_NAME.items() if name.startswith(begin))
-        counted[kind] += math.prod(param.shape)
+        counted[kind_of(name)] += math.prod(param.shape)
+        if param.get_metadata()["axes"][0] == "vocab":
+            padding += (config.padded_vocab_size - config.vocab_size) * math.prod(param.shape[1:])
 
     assert parameter_counts(config, padded=True) == counted
     assert parameter_count(config, padded=True) == sum(counted.values())
-    tables = 1 if config.tied_head else 2
-    padding = config.padded_vocab_size - config.vocab_size
-    assert parameter_count(config) == sum(counted.values()) - tables * padding * config.hidden_size
+    assert parameter_count(config) == sum(counted.values()) - padding
+
+
+def kind_of(name: str) -> str:
+    """What a parameter counts as."""
+    if name.startswith("encoder_blocks."):
+        return "encoder_" + kind_of(name.removeprefix("encoder_"))
+    return next(kind for begin, kind in BY_NAME.items() if name.startswith(begin))
 
 
 def test_unknown_vocabulary():

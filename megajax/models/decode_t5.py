@@ -1,0 +1,68 @@
+"""What decoding takes besides where a model has an encoder: prompts are encoded once and then looked at.
+
+Keys and values of the encoder's output do not change from one new token to the next, so every layer has its own ready.
+
+Shapes: B rows, S tokens of a prompt, T new tokens, D embed, L layers, N heads, H head dim.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from megajax.models.attention_kernels import Pattern
+from megajax.models.block import Attend
+from megajax.models.context import Context
+from megajax.models.layout import Layout, attend
+from megajax.models.linear import linear
+from megajax.models.mlp import Mlp
+from megajax.models.t5 import T5, CrossAttention, DecoderBlock
+
+
+class Memory(NamedTuple):
+    """The encoded prompts as the decoder's layers see them."""
+
+    keys_values: jax.Array
+    """[L, B, S, N, 2, H], heads cut over `tensor`."""
+    padding: jax.Array
+    """[B, S] int32, 1 where a prompt has ended."""
+
+
+def encode_prompts(model: T5, prompts: jax.Array, lengths: jax.Array, layout: Layout) -> Memory:
+    """Encode prompts [B, S], padded at the right, of which [B] tokens each are real."""
+    padding = (jnp.arange(prompts.shape[1]) >= lengths[:, None]).astype(jnp.int32)
+    batch = {"tokens": prompts, "segment_ids": padding}
+    context = model.encode(batch, model.context(batch, layout, keys=None))
+    assert context.memory is not None
+    output, _ = context.memory
+
+    def layer(_: None, cross: CrossAttention) -> tuple[None, jax.Array]:
+        keys_values = linear(layout.enter_tensor(output), layout.weights(cross).kv[...])
+        return None, layout.shard(keys_values, "batch", None, "heads", None, None)
+
+    assert isinstance(model.blocks, DecoderBlock)
+    _, keys_values = jax.lax.scan(layer, None, model.blocks.cross)
+    return Memory(keys_values, padding)
+
+
+def decoder_layer(
+    block: DecoderBlock, x: jax.Array, context: Context, look_back: Attend, keys_values: jax.Array, padding: jax.Array
+) -> jax.Array:
+    """One block on new tokens [B, T, D], its self-attention being `look_back`; keys_values are [B, S, N, 2, H]."""
+    assert isinstance(block.mlp, Mlp)
+    x = x + look_back(block.attention_norm(x), context)
+    x = x + _look_at(block.cross, block.cross_norm(x), context.layout, keys_values, padding)
+    return x + block.mlp(block.mlp_norm(x), context)
+
+
+def _look_at(
+    cross: CrossAttention, x: jax.Array, layout: Layout, keys_values: jax.Array, padding: jax.Array
+) -> jax.Array:
+    q = layout.shard(linear(layout.enter_tensor(x), cross.q[...]), "batch", None, "heads", None)
+    places = jnp.arange(x.shape[1]), jnp.arange(padding.shape[1])
+    segments = jnp.zeros(x.shape[:2], jnp.int32), padding
+    pattern = Pattern(causal=False, scale=cross.scale)
+    heads = attend(q, keys_values[..., 0, :], keys_values[..., 1, :], pattern, places, segments)
+    return layout.leave_tensor(linear(heads, cross.out[...], contract=2))

@@ -1,0 +1,58 @@
+"""Encoders, encoder-decoders and mixtures under layouts that are hard on what they have besides a dense decoder.
+
+The first token may be on any device, heads have a bias that is cut as the vocabulary is, cross-attention reads a second
+sequence, experts are spread over devices that hold other samples. More layouts: `python -m megajax.verify`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from megajax.config import Config, ConfigError, ParallelConfig, load_config
+from megajax.parallel.kernels import choose_attention
+from megajax.training.equivalence import Outcome, comparable, compare
+from tests.harness import train_layout
+
+LAYOUTS = {
+    "bert_tiny pipe-2 context-2 tensor-2": {"pipe": 2, "context": 2, "tensor": 2},
+    "bert_tiny data-2 fsdp-2 tensor-2 zero": {"data": 2, "fsdp": 2, "tensor": 2, "zero": 1},
+    "t5_tiny data-2 fsdp-2 tensor-2 zero": {"data": 2, "fsdp": 2, "tensor": 2, "zero": 1},
+    "mixtral_tiny data-2 expert-2 tensor-2 zero": {"data": 2, "expert": 2, "tensor": 2, "zero": 1},
+    "mixtral_tiny expert-4 tensor-2": {"expert": 4, "tensor": 2, "sequence_parallel": False},
+    "mixtral_tiny pipe-2 expert-2 fsdp-2": {"pipe": 2, "expert": 2, "fsdp": 2},
+}
+
+
+def shallow(name: str) -> Config:
+    """Two layers of the model that `megajax.verify` compares."""
+    config, _ = comparable(load_config(f"verify/{name}.yaml").config, devices=8)
+    encoder = 1 if config.model.family == "t5" else None
+    return replace(config, model=replace(config.model, num_layers=2, encoder_layers=encoder))
+
+
+@cache
+def reference(name: str) -> Outcome:
+    config = shallow(name)
+    config = replace(config, train=replace(config.train, micro_batch_size=config.train.global_batch_size))
+    return train_layout(config, ParallelConfig(data=1), steps=2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_computes_the_same(layout: str) -> None:
+    name = layout.partition(" ")[0]
+    outcome = train_layout(shallow(name), ParallelConfig(**({"data": 1} | LAYOUTS[layout])), steps=2)
+    assert compare(outcome, reference(name)).departures == ()
+
+
+@pytest.mark.parametrize("name", ["bert_tiny", "t5_tiny"])
+def test_kernels_for_the_past_alone_do_not_run(name: str) -> None:
+    config = load_config(f"verify/{name}.yaml").config
+    config = replace(config, model=replace(config.model, attention_dropout=0.0, head_dim=8))
+    config = replace(config, train=replace(config.train, precision="bf16"))
+    assert choose_attention(config, "gpu").name == "xla"
+    ring = replace(config, train=replace(config.train, attention="ring"), parallel=ParallelConfig(context=2))
+    with pytest.raises(ConfigError, match="ring is for plain causal attention"):
+        choose_attention(ring, "gpu")
