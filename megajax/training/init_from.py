@@ -34,7 +34,7 @@ def import_start(loaded: Loaded) -> Sequence[str]:
             f"init_from {config.init_from} is no run yet, and several processes would import it: "
             f"python -m megajax.convert import {config.init_from} --out RUN first, then init_from=RUN"
         )
-    target = Path(config.output_dir) / "init_from"
+    target = RunDirectory(Path(config.output_dir)).start
     if not target.exists():
         import_model(Path(config.init_from), target)
     return (f"init_from={target}",)

@@ -4,7 +4,7 @@
     checkpoints/     one directory a step            tokenizer.*   a tokenizer trained for the run
     metrics.jsonl    one record a step               tensorboard/
     goodput.json     where the time went             profile/      traces
-    config.lock      held while the run trains
+    config.lock      held while the run trains     init_from/    a run of an imported model
 
 The first start writes config.yaml; a later start must want the same run. Values that shape the result may not change.
 """
@@ -45,6 +45,11 @@ class RunDirectory:
         """Values of the first start."""
         return self.path / "config.yaml"
 
+    @property
+    def start(self) -> Path:
+        """A run of the Hugging Face model that `init_from` names, made before this one begins."""
+        return self.path / "init_from"
+
     def checkpoints(self, config: CheckpointConfig) -> str:
         """Where checkpoints are: what the configuration says, or a folder of the run."""
         return config.directory or str(self.path / "checkpoints")
@@ -79,7 +84,8 @@ class RunDirectory:
         """
         run = cls(Path(config.output_dir))
         # Until there is more than config.yaml nothing has begun, and what a failed start got wrong may be corrected.
-        if any(path.is_file() and path.stem != "config" for path in run.path.rglob("*")):
+        files = (path for path in run.path.rglob("*") if path.is_file() and run.start not in path.parents)
+        if any(path.stem != "config" for path in files):
             if not run.config_file.exists():
                 raise ConfigError(f"{run.path} holds files but no run (no config.yaml): choose another output_dir")
             run._require_same(config)
