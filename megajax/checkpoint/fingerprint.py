@@ -39,10 +39,25 @@ def digits(values: Words) -> dict[str, str]:
     return {name: f"{first:08x}{second:08x}" for name, (first, second) in pairs.items()}
 
 
+class Tally:
+    """The fingerprint of an array of which one part after the other is seen."""
+
+    def __init__(self) -> None:
+        self._words = np.zeros(2, np.uint32)
+
+    def add(self, part: np.ndarray, start: tuple[int, ...]) -> None:
+        """Count in a part, of 32 bits a number, that begins at `start`."""
+        self._words += np.asarray(_words(part, np.array(start, np.uint32)))
+
+    def __str__(self) -> str:
+        return "".join(f"{word:08x}" for word in self._words)
+
+
 @jax.jit  # array by array: weights and their moments share a program
-def _words(array: jax.Array) -> jax.Array:
+def _words(array: jax.Array, start: jax.Array | None = None) -> jax.Array:
+    """Both words of a part that begins at `start`, or of a whole array."""
     bits = _mix(_bits(array))
-    position = _position(bits.shape)
+    position = _position(bits.shape, start)
     # A product with an odd number is a bijection, so the change of a single element is seen for certain.
     first, second = bits * (position | 1), bits * ((position >> 16 | position << 16) | 1)
     # One reduction for both words, last dimension first: XLA then keeps nothing but the partial sums.
@@ -60,13 +75,14 @@ def _bits(array: jax.Array) -> jax.Array:
     return jnp.atleast_1d(lax.bitcast_convert_type(array, unsigned)).astype(jnp.uint32)
 
 
-def _position(shape: tuple[int, ...]) -> jax.Array:
+def _position(shape: tuple[int, ...], start: jax.Array | None) -> jax.Array:
     """A hash of every element's position, from one of each of its indices: no index is ever flattened, so arrays may
     have more than 2^32 elements and a table any number of rows.
     """
     position = jnp.zeros(shape, jnp.uint32)
     for dim, n in enumerate(shape):
-        index = _mix(lax.iota(jnp.uint32, n) * jnp.uint32(0x9E3779B1) + jnp.uint32(dim + 1))
+        first = 0 if start is None else start[dim]
+        index = _mix((first + lax.iota(jnp.uint32, n)) * jnp.uint32(0x9E3779B1) + jnp.uint32(dim + 1))
         position ^= lax.broadcast_in_dim(index, shape, (dim,))
     return position
 

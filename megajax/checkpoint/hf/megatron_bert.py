@@ -1,0 +1,27 @@
+"""Megatron-LM's BERT as Hugging Face has it: norms before the branches, and one after the last block."""
+
+from __future__ import annotations
+
+from megajax.checkpoint.hf.bert import BERT_HEADS, BERT_TWINS, HEADS, encoder_table, read_shape, write_shape
+from megajax.checkpoint.hf.family import Family, Table
+from megajax.checkpoint.hf.settings import Settings
+from megajax.config.model import ModelConfig
+
+TABLE: Table = {**encoder_table("bert", attention_norm="attention.ln", mlp_norm="ln"), **BERT_HEADS}
+
+
+def read(settings: Settings) -> ModelConfig:
+    """From config.json."""
+    return ModelConfig(**read_shape(settings))
+
+
+MEGATRON_BERT = Family(
+    model_type="megatron-bert",
+    architecture=lambda model: "MegatronBertForPreTraining" if model.pair_task else "MegatronBertForMaskedLM",
+    read=read,
+    write=write_shape,
+    table=lambda _: TABLE,
+    prefix="bert.",
+    heads=HEADS,
+    twins=BERT_TWINS,
+)

@@ -1,0 +1,31 @@
+"""Mistral: LLaMA whose tokens see a sliding window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megajax.checkpoint.hf.family import Family
+from megajax.checkpoint.hf.llama import TABLE, TWINS, read_shape, write_shape
+from megajax.checkpoint.hf.settings import Settings
+from megajax.config.model import ModelConfig
+
+
+def read(settings: Settings) -> ModelConfig:
+    """From config.json."""
+    return ModelConfig(**read_shape(settings), window=settings.get("sliding_window"))
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """To config.json."""
+    return {**write_shape(model), "sliding_window": model.window}
+
+
+MISTRAL = Family(
+    model_type="mistral",
+    architecture=lambda _: "MistralForCausalLM",
+    read=read,
+    write=write,
+    table=lambda _: TABLE,
+    prefix="model.",
+    twins=TWINS,
+)

@@ -1,0 +1,56 @@
+"""`python -m megajax.convert import SRC --out RUN` and `export RUN --out DIR`: Hugging Face models in and out.
+
+`megajax.training.huggingface` says what is in such a run, `megajax.checkpoint.hf` which families there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from megajax.checkpoint.hf.source import PRECISIONS
+from megajax.config import ConfigError
+from megajax.config.cli import OneLineParser, entry_point
+from megajax.training.huggingface import export_model, import_model
+
+ONLY = {"import": ("words", "interleaved_rope"), "export": ("step", "dtype")}
+"""What belongs to one of the two."""
+
+
+@entry_point
+def main(argv: list[str]) -> None:
+    """The command line."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
+    given = _parser().parse_intermixed_args(argv)
+    for action, names in ONLY.items():
+        for name in names:
+            if action != given.action and getattr(given, name):
+                what = f"--{name.replace('_', '-')}" if name != "words" else given.words[0]
+                raise ConfigError(f"{what} is for `convert {action}`: leave it out")
+    if given.action == "import":
+        import_model(given.source, given.out, given.words, interleaved_rope=given.interleaved_rope)
+        print(f"{given.out} is a run with the weights of {given.source}")
+    else:
+        export_model(given.source, given.out, given.step, given.dtype)
+        print(f"{given.out} is a Hugging Face model with the weights of {given.source}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="python -m megajax.convert", description="Hugging Face models in and out.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("action", choices=list(ONLY), help="make a run of a model, or a model of a run")
+    add("source", type=Path, metavar="SRC", help="a model's directory or .safetensors file; a run")
+    add("words", nargs="*", metavar="KEY=VALUE", help="import: values of the run's configuration")
+    add("--out", type=Path, required=True, metavar="DIR", help="the run, or the model, that is made; must not exist")
+    add("--interleaved-rope", action="store_true", help="import: rotary pairs are neighbours (LLaMA's first release)")
+    add("--step", type=int, metavar="N", help="export: checkpoint; unset = the newest")
+    add("--dtype", choices=list(PRECISIONS), help="export: of all tensors; unset = as imported, or fp32")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

