@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -14,10 +15,13 @@ import pytest
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import ConfigError, load_config
 from megajax.data.tokenizers import NullTokenizer
-from megajax.generate import Continuation, TrainedModel, continue_prompts, generate_text, load_model, main
+from megajax.generate import generate_text, main
 from megajax.models.layout import Layout
 from megajax.models.sampling import Sampling
 from megajax.train import train
+from megajax.training.sample import Continuation, Options, continue_prompts
+from megajax.training.trained import TrainedModel, load_model
+from tests.made_runs import MODEL, make_run
 
 GREEDY = Sampling(temperature=0)
 
@@ -58,18 +62,25 @@ def loaded(run: Path) -> TrainedModel:
 
 
 def continued(loaded: TrainedModel, *prompts: str, tokens: int = 8, seed: int = 0, **how: float) -> list[Continuation]:
-    return continue_prompts(*loaded, prompts, tokens=tokens, sampling=Sampling(**how), seed=seed)
+    """Without log-probabilities, whose last bits depend on the shape of the batch."""
+    options = Options(tokens=tokens, sampling=Sampling(**how), seed=seed)
+    return [made._replace(log_probabilities=()) for made in continue_prompts(loaded, prompts, options)]
+
+
+def reading_ids(loaded: TrainedModel, end: int = 299) -> TrainedModel:
+    """The model with the ids themselves for text."""
+    return replace(loaded, tokenizer=NullTokenizer(end), end_ids=(end,))
 
 
 def test_continues_as_the_whole_forward_pass_would(loaded: TrainedModel):
     """Every token of a greedy continuation is the likeliest one after all before it."""
-    ids = NullTokenizer(299)
-    [result] = continue_prompts(loaded.model, ids, ["5 6 7"], tokens=8, sampling=GREEDY, seed=0)
-    tokens = jnp.array([ids.encode("5 6 7" + result.text)])
+    loaded = reading_ids(loaded)
+    [result] = continued(loaded, "5 6 7", temperature=0)
+    tokens = jnp.array([loaded.encode("5 6 7" + result.text)])
     batch = {"tokens": tokens, "positions": jnp.arange(11)[None]}
     hidden = jax.jit(lambda model: model.hidden(batch, model.context(batch, Layout(), None)))(loaded.model)
     np.testing.assert_array_equal(loaded.model.logits(hidden).argmax(-1)[0, 2:-1], tokens[0, 3:])
-    assert (result.tokens, result.finish_reason) == (8, "length")
+    assert (len(result.ids), result.finish_reason) == (8, "length")
 
 
 def test_weights_are_those_of_the_checkpoint_on_one_device(run: Path, loaded: TrainedModel):
@@ -112,7 +123,7 @@ def test_prompts_do_not_change_each_other(loaded: TrainedModel):
     prompts = ["How", "themselves amaze to win the palm", "the oak"]
     together = continued(loaded, *prompts, tokens=20, temperature=0)
     assert together == [continued(loaded, prompt, tokens=20, temperature=0)[0] for prompt in prompts]
-    assert together[0].tokens > together[1].tokens
+    assert len(together[0].ids) > len(together[1].ids)
 
 
 def test_seeds(loaded: TrainedModel):
@@ -127,29 +138,30 @@ def test_seeds(loaded: TrainedModel):
 def test_clips_to_the_positions_of_the_model(loaded: TrainedModel, caplog: pytest.LogCaptureFixture):
     length = len(loaded.tokenizer.encode("How vainly men"))
     [result] = continued(loaded, "How vainly men", tokens=100)
-    assert result.tokens == 32 - length
+    assert len(result.ids) == 32 - length
     assert f"leaves room for {32 - length} new tokens, not 100" in caplog.text
 
 
-def test_prompt_gets_no_token_put_before_it(loaded: TrainedModel, caplog: pytest.LogCaptureFixture):
-    """Training text had no beginning-of-sequence token either."""
-    ids = loaded.tokenizer.encode("How")
-    assert loaded.tokenizer.bos_id is not None
-    assert loaded.tokenizer.bos_id not in ids
-    with caplog.at_level(logging.INFO):
-        continued(loaded, "How")
-    assert f"'How' has {len(ids)} ids, from {ids} on" in caplog.text
+def test_ids_of_a_prompt_are_told(run: Path, loaded: TrainedModel, capsys: pytest.CaptureFixture[str]):
+    """Case G10: no beginning-of-sequence token unless asked for, as training text had none; all of it shows."""
+    bos, ids = loaded.tokenizer.bos_id, loaded.tokenizer.encode("How")
+    assert bos is not None
+    for flag, expected in {"--no-add-bos": ids, "--add-bos": [bos, *ids]}.items():
+        assert main([str(run), "--prompt", "How", "--tokens", "1", flag]) == 0
+        assert f"'How' ({len(expected)} ids, from {expected} on) + 1 (length)" in capsys.readouterr().err
+    assert continued(loaded, "How")[0].prompt_ids == tuple(ids)
 
 
 def test_stops_at_the_end_of_a_document(loaded: TrainedModel):
     """With the null tokenizer the id after the last one ends a document: let it be one that the model makes."""
-    [free] = continued(TrainedModel(loaded.model, NullTokenizer(299)), "0")
+    [free] = continued(reading_ids(loaded), "0")
     made = free.text.split()
     assert (len(made), free.finish_reason) == (8, "length")
     end = made[3]
     count = made.index(end) + 1
-    [stopped] = continued(TrainedModel(loaded.model, NullTokenizer(int(end))), "0")
-    assert stopped == Continuation("0", "".join(f" {token}" for token in made[: count - 1]), count, "stop")
+    [stopped] = continued(reading_ids(loaded, int(end)), "0")
+    assert stopped.text == "".join(f" {token}" for token in made[: count - 1])
+    assert (stopped.ids, stopped.finish_reason) == (free.ids[:count], "stop")
 
 
 def test_command(run: Path, capsys: pytest.CaptureFixture[str]):
@@ -159,9 +171,41 @@ def test_command(run: Path, capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == "".join(f"{result.text}\n" for result in expected)
 
 
+def test_json_lines(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Prompts from the command line and then from a file, in which line ends stand inside JSON strings."""
+    (tmp_path / "prompts").write_text('How vainly\n"the\\noak"\n\n"unfinished\n')
+    words = ["--prompt", "palm", "--prompts-file", str(tmp_path / "prompts"), "--tokens", "3", "--temperature", "0"]
+    assert main([str(run), "parallel.tensor=2", *words, "--json", "--logprobs", "--echo"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["prompt"] for record in records] == ["palm", "How vainly", "the\noak", '"unfinished']
+    for record in records:
+        assert len(record["ids"]) == len(record["logprobs"]) == record["tokens"] == 3
+        assert len(record["prompt_ids"]) == len(record["prompt_logprobs"])
+        assert record["prompt_logprobs"][0] is None
+        assert record["finish_reason"] == "length"
+
+
+def test_echo_and_log_probabilities_for_people(run: Path, capsys: pytest.CaptureFixture[str]):
+    words = [str(run), "--prompt", "How", "--tokens", "3", "--temperature", "0"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert main([*words, "--echo", "--logprobs"]) == 0
+    whole = capsys.readouterr().out
+    assert whole.startswith(f"How{text}")
+    assert len(whole.removeprefix(f"How{text}").split()) == len(load_model(run).encode("How")) - 1 + 3
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ([], "no prompt: give --prompt TEXT or --prompts-file FILE"),
+        (["--prompts-file", "/nowhere"], "/nowhere: cannot be read"),
+        (["--prompt", "x", "--stop", ""], "a stop string is empty"),
+        (["--prompt", "x", "--batch-size", "0"], "batch_size is 0"),
+        (["--prompt", "x", "parallel.context=2"], "parallel.context is for training"),
+        (["--prompt", "x", "parallel.tensor=3"], "not divisible by tensor = 3"),
+        (["--prompt", "x", "parallel.data=9"], "but there are 8"),
+        (["--prompt", "x", "model.num_layers=3"], "model.num_layers=3: settled by the training"),
         (["--prompt", ""], "the prompt '' is empty: give at least one token"),
         (["--prompt", "palm " * 40], "which leaves no room for new ones: the model sees 32 (model.max_positions)"),
         (["--prompt", "x", "--tokens", "0"], "tokens is 0: expected 1 or more"),
@@ -177,6 +221,19 @@ def test_bad_input(run: Path, words: list[str], message: str, capsys: pytest.Cap
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err.splitlines()[-1]
+
+
+def test_encoders_make_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A BERT is refused; a T5 reads the prompt with its encoder, which gives it no log-probabilities."""
+    bert = make_run(tmp_path / "bert", model=replace(MODEL, family="bert"))
+    assert main([str(bert), "--prompt", "1"]) == 2
+    assert f"generation takes a gpt or t5 model, and that of {bert} is a bert" in capsys.readouterr().err
+    t5 = make_run(tmp_path / "t5", model=replace(MODEL, family="t5", positions="relative", bias=False, norm="rmsnorm"))
+    words = [str(t5), "--prompt", "1 2 3", "--prompt", "4", "--tokens", "4", "--temperature", "0"]
+    assert main([*words, "parallel.tensor=2"]) == 0
+    assert [len(line.split()) for line in capsys.readouterr().out.splitlines()] == [4, 4]
+    assert main([*words, "--echo", "--logprobs"]) == 2
+    assert "a prompt that an encoder reads has no log-probabilities" in capsys.readouterr().err
 
 
 def test_directory_without_a_trained_model(run: Path, tmp_path: Path):
@@ -196,9 +253,3 @@ def test_checkpoint_of_another_model(run: Path, tmp_path: Path):
     (copy / "config.yaml").write_text((copy / "config.yaml").read_text().replace("hidden_size: 32", "hidden_size: 64"))
     with pytest.raises(ConfigError, match=r"is \(2, 4, 8, 32\) there and \(2, 4, 16, 64\) in this model"):
         load_model(copy)
-
-
-@pytest.mark.parametrize("prompts", [[], "How"])
-def test_no_list_of_prompts(loaded: TrainedModel, prompts: list[str] | str):
-    with pytest.raises(ConfigError, match="prompts: expected a list of at least one text"):
-        continue_prompts(*loaded, prompts, tokens=1, sampling=GREEDY, seed=0)

@@ -69,8 +69,8 @@ class Gpt(Model):
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Hidden states [..., D] -> fp32 logits [..., vocab_size] of the ids that count."""
-        head = self.output_matrix[: self.vocab_size]
-        return jnp.einsum("...d,vd->...v", x, head, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("...d,vd->...v", x, self.output_matrix, preferred_element_type=jnp.float32)
+        return logits[..., : self.vocab_size]  # not the table: a slice of that would gather it over `tensor`
 
     @property
     def output_matrix(self) -> jax.Array:

@@ -99,8 +99,8 @@ class T5(Model):
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Hidden states [..., D] -> fp32 logits [..., vocab_size] of the ids that count."""
-        head = self.output_matrix[: self.vocab_size]
-        return jnp.einsum("...d,vd->...v", self.scaled(x), head, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("...d,vd->...v", self.scaled(x), self.output_matrix, preferred_element_type=jnp.float32)
+        return logits[..., : self.vocab_size]
 
     def scaled(self, x: jax.Array) -> jax.Array:
         """Hidden states as a tied head takes them: its rows are as long as an embedding has to be."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from megajax.config.base import ConfigError
-from megajax.config.parallel import AXES, REPLICAS
+from megajax.config.parallel import AXES, REPLICAS, ParallelConfig
 from megajax.models.parameters import annotate, logical_axes
 from megajax.parallel.mesh import AUTO_AXES
 
@@ -63,11 +63,19 @@ class Rules:
     mesh: Mesh | AbstractMesh
     sequence_parallel: bool = True
     zero: int = 0
+    whole_heads: bool = False
+
+    @classmethod
+    def of(cls, mesh: Mesh | AbstractMesh, parallel: ParallelConfig) -> Rules:
+        """The rules of a configuration."""
+        return cls(mesh, parallel.sequence_parallel, parallel.zero, parallel.whole_heads)
 
     def rule(self, logical: str) -> Rule:
         """The row of a logical axis."""
         for rule in RULES:
             if rule.logical == logical:
+                if logical in ("kv_heads", "heads") and self.whole_heads:
+                    return rule._replace(at_rest=(), in_compute=())
                 if logical == "residual_sequence" and not self.sequence_parallel:
                     return rule._replace(in_compute=("context",))
                 if logical in ("embed", "expert_embed") and self.zero:

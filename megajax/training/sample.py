@@ -51,6 +51,8 @@ class Options:
     """Give the log-probabilities of the prompts' own tokens as well."""
     batch_size: int = 32
     """Prompts that run together."""
+    cut_prompts: bool = False
+    """Cut the beginning off a prompt that leaves no room for all `tokens`, instead of making fewer."""
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -80,6 +82,11 @@ class Continuation(NamedTuple):
     prompt_log_probabilities: tuple[float, ...]
     """Of every token of the prompt but the first, if asked for."""
 
+    @property
+    def tokens(self) -> int:
+        """How many new tokens there are."""
+        return len(self.ids)
+
 
 def continue_prompts(trained: TrainedModel, prompts: Sequence[str], options: Options) -> Iterator[Continuation]:
     """Continue prompts in batches; none is changed by the others.
@@ -90,10 +97,12 @@ def continue_prompts(trained: TrainedModel, prompts: Sequence[str], options: Opt
         options: how.
 
     Raises:
-        ConfigError: a prompt is empty or too long.
+        ConfigError: a prompt is empty or too long, or has no log-probabilities.
     """
     if not prompts or isinstance(prompts, str):
         raise ConfigError("prompts: expected a list of at least one text")
+    if options.score_prompts and trained.config.model.family != "gpt":
+        raise ConfigError("a prompt that an encoder reads has no log-probabilities: leave --echo or --logprobs out")
     rows = [_Row(number, prompt, trained, options) for number, prompt in enumerate(prompts)]
     return (
         continuation
@@ -129,14 +138,14 @@ def _begin(trained: TrainedModel, rows: Sequence[_Row], options: Options) -> Gen
     """Read the prompts of a batch, which the last one fills up to a multiple of the replicas."""
     filled = [*rows, *[rows[-1]] * (-len(rows) % trained.replicas)]
     lengths = np.array([len(row.prompt_ids) for row in filled])
-    width = min(-(-lengths.max() // WIDTH) * WIDTH, trained.config.model.max_positions)
+    width = -(-lengths.max() // WIDTH) * WIDTH
     prompts = np.zeros((len(filled), width), np.int32)
     for line, row in zip(prompts, filled, strict=True):
         line[: len(row.prompt_ids)] = row.prompt_ids
     return begin(
         trained.model, prompts, lengths, np.uint32(options.seed),
         new_tokens=max(row.room for row in rows), rows=np.array([row.number for row in filled]),
-        layout=trained.layout, score_prompts=options.score_prompts,
+        layout=trained.layout, score_prompts=options.score_prompts, first_token=trained.first_token,
     )  # fmt: skip
 
 
@@ -146,8 +155,12 @@ class _Row:
     def __init__(self, number: int, prompt: str, trained: TrainedModel, options: Options) -> None:
         self.number, self.prompt, self.stop = number, prompt, options.stop
         self.tokenizer, self.end_ids = trained.tokenizer, trained.end_ids
+        positions = trained.config.model.max_positions
         self.prompt_ids = trained.encode(prompt)
-        self.room = self._room(options.tokens, trained.config.model.max_positions)
+        self.encoded = trained.config.model.family == "t5"
+        if options.cut_prompts:
+            self.prompt_ids = self.prompt_ids[-max(1, positions - options.tokens) :]
+        self.room = self._room(options.tokens, positions)
         self.ids: list[int] = []
         self.text = ""
         self.finished: Literal["stop", "length"] | None = None
@@ -155,7 +168,7 @@ class _Row:
     def _room(self, tokens: int, positions: int) -> int:
         """How many tokens may follow the prompt."""
         ids, start = self.prompt_ids, self.prompt[:30]
-        room = positions - len(ids)
+        room = tokens if self.encoded else positions - len(ids)  # there positions are distances, without end
         if not ids:
             raise ConfigError(f"the prompt {self.prompt!r} is empty: give at least one token")
         if room < min(tokens, 1):
@@ -163,7 +176,6 @@ class _Row:
                 f"the prompt {start!r}... has {len(ids)} tokens, which leaves no room for new ones: "
                 f"the model sees {positions} (model.max_positions)"
             )
-        log.info("%r has %d ids, from %s on", start, len(ids), ids[:8])
         if room < tokens:
             log.warning("%r leaves room for %d new tokens, not %d (model.max_positions)", start, room, tokens)
         return min(tokens, room)
@@ -186,6 +198,8 @@ class _Row:
             self.finished = "length"
 
     def _text(self, ids: list[int]) -> str:
+        if self.encoded:
+            return self.tokenizer.decode(ids)
         # Decoded behind its prompt: some tokenizers drop a space at the beginning of what they decode.
         decode = self.tokenizer.decode
         return decode([*self.prompt_ids, *ids])[len(decode(self.prompt_ids)) :]

@@ -56,12 +56,16 @@ class TrainedModel:
     """Each of these ends a text."""
     prefix: tuple[int, ...] = ()
     """What texts began with in training: a beginning-of-sequence token, or nothing."""
+    suffix: tuple[int, ...] = ()
+    """What texts ended with for an encoder: an end token, or nothing."""
+    first_token: int = 0
+    """What a decoder beside an encoder begins with."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as they were in training; a beginning-of-sequence token that it spells out is not doubled."""
         if self.prefix and (spelled := self.tokenizer.decode(self.prefix)):
             text = text.removeprefix(spelled)
-        return [*self.prefix, *self.tokenizer.encode(text)]
+        return [*self.prefix, *self.tokenizer.encode(text), *self.suffix]
 
     def with_bos(self, wanted: bool) -> TrainedModel:
         """The same model with or without a beginning-of-sequence token before its texts.
@@ -70,37 +74,44 @@ class TrainedModel:
             ConfigError: the tokenizer has none.
         """
         bos = self.tokenizer.bos_id
-        if wanted and bos is None:
+        if not wanted:
+            return replace(self, prefix=())
+        if bos is None:
             raise ConfigError("the tokenizer of this run has no beginning-of-sequence token to put before a text")
-        return replace(self, prefix=(bos,) if wanted else ())
-
-    def require_decoder(self, purpose: str) -> None:
-        """Refuse models that do not predict the next token.
-
-        Raises:
-            ConfigError: naming the model's family and the `purpose`.
-        """
-        if self.config.model.family != "gpt":
-            raise ConfigError(f"{purpose} takes a decoder, and the model of this run is a {self.config.model.family}")
+        return replace(self, prefix=(bos,))
 
 
-def load_model(run_dir: str | Path, step: int | None = None, words: Sequence[str] = ()) -> TrainedModel:
+def load_model(
+    run_dir: str | Path,
+    step: int | None = None,
+    words: Sequence[str] = (),
+    purpose: str = "this",
+    families: Sequence[str] = ("gpt", "bert", "t5"),
+) -> TrainedModel:
     """Read the weights of a run: trained here, still training, or imported.
 
     Args:
         run_dir: `output_dir` of the training.
         step: of the checkpoint; None for the newest.
         words: `KEY=VALUE` for what need not be as in training (`CHOICES`), such as `parallel.tensor=2`.
+        purpose: what the model is wanted for, for messages.
+        families: models that will do.
 
     Raises:
-        ConfigError: there is no such run, checkpoint or tokenizer, or the mesh does not fit model or devices.
+        ConfigError: there is no such run, checkpoint or tokenizer, the mesh does not fit model or devices, or the model
+            is of another family.
     """
     run, config = open_run(run_dir, words)
-    rules = Rules(_mesh(config.parallel), sequence_parallel=False)
+    if config.model.family not in families:
+        wanted = " or ".join(families)
+        raise ConfigError(f"{purpose} takes a {wanted} model, and that of {run.path} is a {config.model.family}")
+    rules = Rules(_mesh(config.parallel), sequence_parallel=False, whole_heads=config.parallel.whole_heads)
     layout = Partitioned(rules)
     tokenizer = build_tokenizer(_tokenizer_files(run, config.tokenizer))
     shape = replace(config.model, vocab_size=config.model.vocab_size or tokenizer.vocab_size)
     config = replace(config, model=fit_vocabulary(shape, config.parallel))
+    if config.data.seq_length > shape.max_positions:
+        raise ConfigError(f"data.seq_length is {config.data.seq_length}: the model sees {shape.max_positions}")
     like = abstract_model(config)
     with Checkpoints(run.checkpoints(config.checkpoint), None) as checkpoints:
         if checkpoints.latest is None:
@@ -108,9 +119,14 @@ def load_model(run_dir: str | Path, step: int | None = None, words: Sequence[str
         model, record = checkpoints.restore(like, rules.shardings(like), step, part="params")
     check_tokenizer(tokenizer, record, run)
     log.info("%s: weights of step %d", run.path, record["step"])
+    prefix, suffix = _around_texts(run, tokenizer)
     return TrainedModel(
-        model, tokenizer, config, layout, layout.replicas, _end_ids(run, tokenizer), _prefix(run, tokenizer)
-    )
+        model, tokenizer, config, layout, layout.replicas,
+        end_ids=_end_ids(run, tokenizer),
+        prefix=prefix,
+        suffix=suffix if config.model.family == "t5" else (),
+        first_token=_first_token(run, tokenizer),
+    )  # fmt: skip
 
 
 def open_run(run_dir: str | Path, words: Sequence[str] = ()) -> tuple[RunDirectory, Config]:
@@ -169,13 +185,19 @@ def _end_ids(run: RunDirectory, tokenizer: Tokenizer) -> tuple[int, ...]:
     return (tokenizer.eod_id,)
 
 
-def _prefix(run: RunDirectory, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Documents trained on here got no token before them; an imported tokenizer may put one before every text."""
+def _around_texts(run: RunDirectory, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Documents trained on here got no token around them; an imported tokenizer may put some before and after texts."""
     path = run.path / "huggingface" / "tokenizer.json"
-    if tokenizer.bos_id is None or not path.is_file():
-        return ()
-    ids = tokenizers.Tokenizer.from_file(str(path)).encode("").ids
-    return (tokenizer.bos_id,) if ids[:1] == [tokenizer.bos_id] else ()
+    ids = tokenizers.Tokenizer.from_file(str(path)).encode("").ids if path.is_file() else []
+    before = [i for i in ids[:1] if i == tokenizer.bos_id]
+    after = [i for i in ids[len(before) :][-1:] if i == tokenizer.eod_id]
+    return tuple(before), tuple(after)
+
+
+def _first_token(run: RunDirectory, tokenizer: Tokenizer) -> int:
+    """As config.json has it, or as in training (see `data.t5`)."""
+    named = _imported(run, "config.json").get("decoder_start_token_id")
+    return next((i for i in (named, tokenizer.bos_id, tokenizer.pad_id) if i is not None), 0)
 
 
 def _imported(run: RunDirectory, name: str) -> dict[str, Any]:

@@ -27,7 +27,6 @@ MIXTURE = replace(
 )  # fmt: skip
 OPTIM = OptimConfig(lr=1e-3, decay_style="constant", weight_decay=0.1)
 LAYOUTS = {
-    "expert-4": ({"expert": 4}, 2),
     "data-2 expert-2 tensor-2": ({"data": 2, "expert": 2, "tensor": 2}, 1),
     "expert-4 tensor-2 no-sequence-parallel": ({"expert": 4, "tensor": 2, "sequence_parallel": False}, 1),
     "fsdp-2 expert-2 context-2": ({"fsdp": 2, "expert": 2, "context": 2}, 2),

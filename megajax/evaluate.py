@@ -1,0 +1,112 @@
+"""`python -m megajax.evaluate RUN_DIR --task wikitext103 --data FILE [parallel.tensor=2 ...]`: score a trained model.
+
+wikitext103 and lambada are defined as in Megatron-LM, so that numbers compare with published ones; jsonl-perplexity is
+the plain perplexity of documents. Nothing in the run's directory is written, and the model may lie on any mesh. For
+lm-evaluation-harness see `megajax.evaluation.harness`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from megajax.config import ConfigError
+from megajax.config.cli import OneLineParser, entry_point
+from megajax.evaluation.documents import Documents, evaluate_documents
+from megajax.evaluation.lambada import Lambada, evaluate_lambada
+from megajax.evaluation.scoring import Scorer
+from megajax.evaluation.wikitext import WikiText, evaluate_wikitext
+from megajax.training.trained import TrainedModel, load_model
+
+TASKS = ("wikitext103", "lambada", "jsonl-perplexity")
+OVERLAP = 32
+"""Megatron-LM's default for WikiText."""
+
+Result = WikiText | Lambada | Documents
+
+
+@entry_point
+def main(argv: list[str]) -> None:
+    """The numbers go to stdout, everything said about them to stderr."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
+    args = _parser().parse_intermixed_args(argv)
+    trained = load_model(args.run_dir, args.step, args.words, purpose=f"--task {args.task}", families=("gpt",))
+    result = evaluate(
+        trained, args.task, args.data,
+        overlapping_eval=args.overlapping_eval, strict=args.strict_lambada, batch_size=args.batch_size,
+    )  # fmt: skip
+    print(json.dumps(numbers(result)) if args.json else result.line())
+
+
+def evaluate(
+    trained: TrainedModel,
+    task: str,
+    data: Path,
+    *,
+    overlapping_eval: int | None = None,
+    strict: bool = False,
+    batch_size: int = 8,
+) -> Result:
+    """Score a model.
+
+    Args:
+        trained: a decoder.
+        task: one of `TASKS`.
+        data: its file.
+        overlapping_eval: stride of overlapping windows; unset = the task's default.
+        strict: lambada: the whole last word.
+        batch_size: windows that run together.
+
+    Raises:
+        ConfigError: an option does not go with the task, or the file is not what is needed.
+    """
+    if strict and task != "lambada":
+        raise ConfigError(f"--strict-lambada goes with --task lambada, not {task}")
+    if overlapping_eval is not None and task == "lambada":
+        raise ConfigError("--overlapping-eval goes with long texts, not with --task lambada")
+    scorer = Scorer(trained, batch_size)
+    match task:
+        case "wikitext103":
+            stride = min(OVERLAP, trained.config.data.seq_length) if overlapping_eval is None else overlapping_eval
+            return evaluate_wikitext(trained, data, scorer, stride)
+        case "lambada":
+            return evaluate_lambada(trained, data, scorer, strict)
+        case "jsonl-perplexity":
+            return evaluate_documents(trained, data, scorer, overlapping_eval)
+    raise ConfigError(f"--task {task} is none of {', '.join(TASKS)}")
+
+
+def numbers(result: Result) -> dict[str, Any]:
+    """What a result holds, by name."""
+    extra = {"accuracy": result.accuracy} if isinstance(result, Lambada) else {}
+    return result._asdict() | extra
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="python -m megajax.evaluate", description="Score a trained model on a task.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("run_dir", metavar="RUN_DIR", help="output_dir of the training, or of an import")
+    add(
+        "words", nargs="*", metavar="KEY=VALUE", help="layout, precision, length: parallel.tensor=2 data.seq_length=512"
+    )
+    add("--task", required=True, choices=TASKS)
+    add("--data", required=True, type=Path, metavar="FILE", help="wiki.test.tokens, or a jsonl file with key text")
+    add(
+        "--overlapping-eval", type=int, metavar="N",
+        help=f"windows move on by N tokens (wikitext103: {OVERLAP}, jsonl-perplexity: no overlap)",
+    )  # fmt: skip
+    add("--strict-lambada", action="store_true", help="the whole last word, not the last token")
+    add("--batch-size", type=int, default=8, metavar="N", help="windows that run together (8)")
+    add("--step", type=int, metavar="N", help="checkpoint; unset = the newest")
+    add("--json", action="store_true", help="the numbers as one JSON record")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

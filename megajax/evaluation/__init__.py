@@ -1,0 +1,1 @@
+"""What a trained model is worth: perplexities and tasks by their published definitions."""

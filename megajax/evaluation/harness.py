@@ -1,0 +1,157 @@
+"""lm-evaluation-harness drives a run: its tasks, its prompts, its metrics, our model on any mesh.
+
+    python -m megajax.evaluation.harness --model megajax --model_args run=RUN_DIR --tasks arc_easy,hellaswag
+
+is the harness's own command line with the model `megajax` added; `pip install lm-eval` first. From Python, give
+`lm_eval.simple_evaluate` the model `registered()(RUN_DIR)`. What is scored and how windows are cut follows the contract
+of the harness's `LM` class (0.4).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from megajax.config import ConfigError
+from megajax.config.cli import entry_point
+from megajax.evaluation.scoring import Scorer, Window
+from megajax.models.sampling import Sampling
+from megajax.training.sample import Options, continue_prompts
+from megajax.training.trained import load_model
+
+MAX_NEW_TOKENS = 256
+"""What the harness expects where a task does not say."""
+
+
+class HarnessModel:
+    """The three requests that the harness makes; each argument is a list of its `Instance`s."""
+
+    def __init__(
+        self,
+        run: str,
+        step: int | None = None,
+        words: str = "",
+        batch_size: int | str = 8,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        """Load a run.
+
+        Args:
+            run: its directory.
+            step: of the checkpoint; None for the newest.
+            words: layout and precision, between spaces: "parallel.tensor=2 train.precision=bf16".
+            batch_size: rows that run together; "auto" = 8.
+            max_batch_size: given by the harness; of no effect.
+            device: the same: `words` say where the model is.
+        """
+        super().__init__()
+        self.trained = load_model(run, step, words.split(), "lm-evaluation-harness", families=("gpt",))
+        self.batch_size = 8 if batch_size == "auto" else int(batch_size)
+        self.scorer = Scorer(self.trained, self.batch_size)
+        self.length = self.trained.config.model.max_positions
+        tokenizer = self.trained.tokenizer
+        self.beginning = tokenizer.eod_id if tokenizer.bos_id is None else tokenizer.bos_id
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Log-probability of each continuation of a context, and whether it is the greedy one."""
+        windows = [self._pair(*request.args) for request in requests]
+        results = [(-scores.loss, bool(scores.greedy.all())) for scores in self.scorer(windows)]
+        return self._remembered("loglikelihood", requests, results)
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Log-probability of each whole text."""
+        texts = [list(self._rolling(request.args[0])) for request in requests]
+        scores = iter(self.scorer([window for text in texts for window in text]))
+        results = [-sum(next(scores).loss for _ in text) for text in texts]
+        return self._remembered("loglikelihood_rolling", requests, results)
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The continuation of each context, up to one of its stop strings."""
+        alike: dict[str, list[int]] = defaultdict(list)
+        for number, request in enumerate(requests):
+            alike[json.dumps(request.args[1], sort_keys=True)].append(number)
+        results: dict[int, str] = {}
+        for wanted, numbers in alike.items():
+            contexts = [requests[number].args[0] for number in numbers]
+            made = continue_prompts(self.trained, contexts, self._options(json.loads(wanted)))
+            results |= zip(numbers, (continuation.text for continuation in made), strict=True)
+        return self._remembered("generate_until", requests, [results[number] for number in range(len(requests))])
+
+    def _pair(self, context: str, continuation: str) -> Window:
+        """Tokens of both, cut where the context alone would end; spaces between them belong to the continuation."""
+        if not context:
+            ids = [self.beginning, *self.trained.tokenizer.encode(continuation)]
+            return self._window(ids, len(ids) - 1)
+        text, context = context + continuation, context.rstrip()
+        ids = self.trained.encode(text)
+        return self._window(ids, len(ids) - len(self.trained.encode(context)))
+
+    def _window(self, ids: list[int], scored: int) -> Window:
+        if scored > self.length:
+            raise ConfigError(f"a continuation has {scored} tokens: the model sees {self.length} (model.max_positions)")
+        return Window(ids[-self.length - 1 :], scored)
+
+    def _rolling(self, text: str) -> Iterator[Window]:
+        """Windows without overlap, but for the last, which has all the context that fits."""
+        ids = [self.beginning, *self.trained.tokenizer.encode(text)]
+        for first in range(0, len(ids) - 1, self.length):
+            last = min(first + self.length, len(ids) - 1)
+            yield Window(ids[max(0, last - self.length) : last + 1], last - first)
+
+    def _options(self, wanted: dict[str, Any]) -> Options:
+        """The harness's `gen_kwargs` in our terms."""
+        until = wanted.get("until") or []
+        drawn = wanted.get("do_sample", wanted.get("temperature", 0) > 0)
+        sampling = Sampling(
+            float(wanted.get("temperature", 1.0)) if drawn else 0.0, wanted.get("top_k", 0), wanted.get("top_p", 1.0)
+        )
+        names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+        tokens = next((int(wanted[name]) for name in names if name in wanted), MAX_NEW_TOKENS)
+        return Options(
+            tokens=min(tokens, self.length - 1),
+            sampling=sampling,
+            stop=tuple(filter(None, [until] if isinstance(until, str) else until)),
+            batch_size=self.batch_size,
+            cut_prompts=True,
+        )
+
+    def _remembered(self, kind: str, requests: Sequence[Any], results: list[Any]) -> list[Any]:
+        """Tell the harness's cache, if it has put one here."""
+        if hook := getattr(self, "cache_hook", None):
+            for request, result in zip(requests, results, strict=True):
+                hook.add_partial(kind, request.args, result)
+        return results
+
+
+def registered() -> type:
+    """The model class as the harness knows it, under the name `megajax`.
+
+    Raises:
+        ConfigError: lm-evaluation-harness is not installed.
+    """
+    try:
+        from lm_eval.api.model import LM  # noqa: PLC0415 - an option that few have installed
+        from lm_eval.api.registry import model_registry  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(f"lm-evaluation-harness is not installed ({error}): pip install lm-eval") from None
+    if "megajax" not in model_registry:
+        model_registry.register("megajax", target=type("MegajaxLM", (HarnessModel, LM), {}))
+    return model_registry.get("megajax")
+
+
+@entry_point
+def main(argv: list[str]) -> None:
+    """The harness's command line."""
+    registered()
+    from lm_eval.__main__ import cli_evaluate  # noqa: PLC0415
+
+    sys.argv[1:] = argv
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
