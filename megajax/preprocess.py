@@ -2,10 +2,13 @@ r"""`python -m megajax.preprocess`: text to token files, or text to a tokenizer.
 
     python -m megajax.preprocess --input corpus.jsonl --output-prefix data/corpus --train-tokenizer --vocab-size 8192
     python -m megajax.preprocess --input corpus.jsonl --output-prefix data/corpus \
-        --tokenizer-type sentencepiece --tokenizer-model data/corpus.model
+        --tokenizer-type sentencepiece --tokenizer-model data/corpus.model --workers 8
+    python -m megajax.preprocess --inspect data/corpus_text_document
+    python -m megajax.preprocess --merge data/corpus_text_document data/more_text_document --output-prefix data/all
 
 Flags are Megatron-LM's where it has them. The second command writes `data/corpus_text_document.bin` and `.idx`, which
-Megatron reads too.
+Megatron reads too; when it was cut short, the same command continues it. Input may be JSON Lines (.jsonl), plain text
+(.txt) or Parquet, and the first two packed (.gz, .zst). A packed or Parquet file is read by one worker: give many.
 """
 
 from __future__ import annotations
@@ -13,21 +16,28 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from megajax.config.base import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.config.data import TokenizerConfig
-from megajax.data.corpus import preprocess
-from megajax.data.jsonl import read_documents
-from megajax.data.tokenizers import train_sentencepiece
+from megajax.data.corpus import preprocess_keys
+from megajax.data.inspect import describe_token_files
+from megajax.data.merge import merge_token_files, prefixes_in
+from megajax.data.readers import read_documents
+from megajax.data.shards import Options
+from megajax.data.tokenizers import build_tokenizer, train_sentencepiece
 
 _TOKENIZER_TYPES = get_args(get_type_hints(TokenizerConfig)["type"])
-_MEGATRON_TYPES = {
-    "GPTSentencePieceTokenizer": "sentencepiece",
-    "GPT2BPETokenizer": "gpt2_bpe",
-    "HuggingFaceTokenizer": "huggingface",
-    "NullTokenizer": "null",
+_MEGATRON_TYPES: dict[str, dict[str, Any]] = {
+    "SentencePieceTokenizer": {"type": "sentencepiece", "special_ids": True},
+    "GPTSentencePieceTokenizer": {"type": "sentencepiece"},
+    "GPT2BPETokenizer": {"type": "gpt2_bpe"},
+    "HuggingFaceTokenizer": {"type": "huggingface"},
+    "BertWordPieceLowerCase": {"type": "bert_wordpiece"},
+    "BertWordPieceCase": {"type": "bert_wordpiece", "lower_case": False},
+    "TikTokenizer": {"type": "tiktoken"},
+    "NullTokenizer": {"type": "null"},
 }
 
 
@@ -35,7 +45,20 @@ _MEGATRON_TYPES = {
 def main(argv: list[str]) -> None:
     """Run the command line and say on stdout what was written."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
+    logging.getLogger("megajax.data").setLevel(logging.INFO)
     args = _parser().parse_args(argv)
+    if args.inspect is not None:
+        print(describe_token_files(args.inspect, build_tokenizer(_tokenizer(args)) if args.tokenizer_type else None))
+        return
+    if args.output_prefix is None:
+        raise ConfigError("--output-prefix is not set: where is the output to go?")
+    if args.merge is not None:
+        prefixes = [prefix for source in args.merge for prefix in prefixes_in(source)]
+        merge_token_files(prefixes, args.output_prefix)
+        print(f"{args.output_prefix}: {len(prefixes)} pairs of token files in one")
+        return
+    if args.input is None:
+        raise ConfigError("--input is not set: which files hold the text?")
     if args.train_tokenizer:
         _train_tokenizer(args)
     else:
@@ -52,53 +75,73 @@ def _train_tokenizer(args: argparse.Namespace) -> None:
 
 
 def _preprocess(args: argparse.Namespace) -> None:
+    options = Options(
+        keys=tuple(dict.fromkeys(args.json_keys)),
+        append_eod=not args.split_sentences if args.append_eod is None else args.append_eod,
+        split_sentences=args.split_sentences,
+        text_documents=args.text_documents,
+        on_bad_line=args.on_bad_line,
+    )
+    for report in preprocess_keys(args.input, args.output_prefix, _tokenizer(args), options, args.workers):
+        print(report)
+
+
+def _tokenizer(args: argparse.Namespace) -> TokenizerConfig:
     if args.tokenizer_type is None:
         raise ConfigError(f"--tokenizer-type is not set; choose one of {', '.join(_TOKENIZER_TYPES)}")
-    tokenizer = TokenizerConfig(
-        type=_MEGATRON_TYPES.get(args.tokenizer_type, args.tokenizer_type),
+    return TokenizerConfig(
+        **_MEGATRON_TYPES.get(args.tokenizer_type, {"type": args.tokenizer_type}),
         model=args.tokenizer_model,
         vocab=args.vocab_file,
         merges=args.merge_file,
         vocab_size=args.vocab_size,
+        extra_ids=args.vocab_extra_ids,
+        tiktoken_pattern=args.tiktoken_pattern,
+        tiktoken_special_ids=args.tiktoken_num_special_tokens,
     )
-    for key in args.json_keys:
-        report = preprocess(
-            args.input,
-            args.output_prefix,
-            tokenizer,
-            key,
-            append_eod=args.append_eod,
-            on_bad_line=args.on_bad_line,
-            workers=args.workers,
-        )
-        print(report)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="python -m megajax.preprocess",
-        description="Turn text into token files, or into a tokenizer.",
+        description="Turn text into token files, or into a tokenizer; merge token files, or show what is in them.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--input", nargs="+", required=True, metavar="FILE", help="JSON Lines files, .gz or not")
-    add("--output-prefix", required=True, metavar="P", help="writes P_KEY_document.bin and .idx, or P.model")
+    add("--input", nargs="+", metavar="FILE", help=".jsonl, .txt (these also .gz or .zst) and .parquet files")
+    add("--output-prefix", metavar="P", help="writes P_KEY_document.bin and .idx, or P.model")
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys that hold text (default: text)")
-    add("--tokenizer-type", choices=[*_TOKENIZER_TYPES, *_MEGATRON_TYPES], help="what turns text into ids")
-    add("--tokenizer-model", metavar="FILE", help="SentencePiece .model or Hugging Face tokenizer.json")
-    add("--vocab-file", metavar="FILE", help="vocab.json of a GPT-2 BPE")
-    add("--merge-file", metavar="FILE", help="merges.txt of a GPT-2 BPE")
-    add("--vocab-size", type=_positive, metavar="N", help="ids of the null tokenizer, or pieces to train")
+    add(
+        "--text-documents",
+        choices=["file", "line"],
+        default="file",
+        help="what a document of a .txt file is (default: the file)",
+    )
+    add("--split-sentences", action="store_true", help="one sequence per sentence, for BERT; writes P_KEY_sentence")
     add(
         "--append-eod",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="end documents with the end-of-document id (default: yes; Megatron's tool: no)",
+        help="end documents with the end-of-document id (default: yes, but not split ones; Megatron's tool: no)",
     )
     add("--on-bad-line", choices=["error", "skip"], default="error", help="what to do about a line without a document")
     add("--workers", type=_positive, default=1, metavar="N", help="processes (default: 1)")
     add("--train-tokenizer", action="store_true", help="only train a SentencePiece tokenizer on the input")
+    add("--merge", nargs="+", metavar="PREFIX", help="write the documents of these token files (or folders) as P")
+    add("--inspect", metavar="PREFIX", help="only show what is in these token files, decoded with a tokenizer")
+    _add_tokenizer(parser)
     return parser
+
+
+def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--tokenizer-type", choices=[*_TOKENIZER_TYPES, *_MEGATRON_TYPES], help="what turns text into ids")
+    add("--tokenizer-model", metavar="FILE", help="SentencePiece .model, Hugging Face tokenizer.json, or tiktoken file")
+    add("--vocab-file", metavar="FILE", help="vocab.json of a GPT-2 BPE, vocab.txt of a BERT WordPiece")
+    add("--merge-file", metavar="FILE", help="merges.txt of a GPT-2 BPE")
+    add("--vocab-size", type=_positive, metavar="N", help="ids of the null tokenizer, or pieces to train")
+    add("--vocab-extra-ids", type=_positive, default=0, metavar="N", help="T5 sentinels to add (default: 0)")
+    add("--tiktoken-pattern", choices=["v1", "v2", "llama3"], help="where a text is cut before merging")
+    add("--tiktoken-num-special-tokens", type=_positive, metavar="N", help="special ids of a tiktoken vocabulary")
 
 
 def _positive(word: str) -> int:

@@ -155,9 +155,11 @@ def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
     _require_multiple("model.num_layers", model.num_layers, divisor, stages * chunks, f"use {near} layers")
     tensor = parallel.tensor
     remedy = "choose a parallel.tensor that divides it"
-    copies = "key/value heads are split over tensor, never copied: choose a parallel.tensor that divides them"
-    _require_multiple("model.num_heads", model.num_heads, "parallel.tensor", tensor, remedy)
-    _require_multiple("model.num_kv_heads", model.kv_heads, "parallel.tensor", tensor, copies)
+    if not parallel.whole_heads:
+        choice = "choose a parallel.tensor that divides them, or parallel.whole_heads=true"
+        copies = f"key/value heads are split over tensor, never copied: {choice}"
+        _require_multiple("model.num_heads", model.num_heads, "parallel.tensor", tensor, choice)
+        _require_multiple("model.num_kv_heads", model.kv_heads, "parallel.tensor", tensor, copies)
     if not model.experts:
         _require_multiple("model.ffn_hidden_size", model.ffn_size, "parallel.tensor", tensor, remedy)
     if model.positions == "learned":

@@ -161,12 +161,10 @@ def _read_preset(preset: Any, beside: Path, seen: tuple[Path, ...] = ()) -> list
 
 
 def _read_start(run: Path) -> _Layer:
-    """Architecture and tokenizer of the run that training starts from; a model that is no run yet says nothing."""
+    """Architecture and tokenizer of the run that training starts from; what is no run (any more) says nothing."""
     origin = f"init_from {run}"
     if not (run / "config.yaml").is_file():
-        if (run / "config.json").is_file():
-            return _Layer(origin, {})
-        raise ConfigError(f"init_from {run} is neither a run (config.yaml) nor a Hugging Face model (config.json)")
+        return _Layer(origin, {})
     values = flat_values(load_config((run / "config.yaml").resolve()).config)
     kept = {key: value for key, value in values.items() if key.startswith(("model.", "tokenizer."))}
     for key in ("tokenizer.model", "tokenizer.vocab", "tokenizer.merges"):

@@ -46,6 +46,8 @@ class ParallelConfig:
     zero: Literal[0, 1] = 0
     """1 = master weights and optimizer state are split over data as well (ZeRO-1): gradients are reduce-scattered, and
     the weights gathered once a step in the compute dtype."""
+    whole_heads: bool = False
+    """Every tensor shard computes all of the attention, for models whose heads do not divide over tensor."""
     sequence_parallel: bool = True
     """Shard the residual stream, norms and dropout along the sequence over tensor as well."""
     simulate_devices: NonNegativeInt = 0

@@ -14,9 +14,11 @@ import numpy as np
 
 from megajax.config.base import ConfigError
 from megajax.data.cache import fingerprint, load_or_build
+from megajax.data.chain import gather_rows
 from megajax.data.dataset import Batch, Dataset
 
 _SURPLUS = 1.005
+_BLOCK = 1 << 20
 
 
 class Source(NamedTuple):
@@ -104,21 +106,33 @@ class BlendedDataset:
         weights: their relative shares of the samples.
         length: samples of the mix.
         cache_dir: where the order is kept.
+        start: number of the first sample of the mix; those before it are another mix's.
+        first: where each source is read from; unset = from its beginning.
 
     Raises:
         ConfigError: a source is asked for more samples than it has.
     """
 
-    def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float], length: int, cache_dir: Path):
+    def __init__(
+        self,
+        datasets: Sequence[Dataset],
+        weights: Sequence[float],
+        length: int,
+        cache_dir: Path | None,
+        start: int = 0,
+        first: Sequence[int] | None = None,
+    ):
         if len(datasets) > np.iinfo(np.int16).max:
             raise ConfigError(f"data path: {len(datasets)} sources; a blend holds at most {np.iinfo(np.int16).max}")
-        self.datasets = datasets
+        self.datasets, self._start, self._length = datasets, start, length
+        self._first = np.array(first or [0] * len(datasets))
         order = fingerprint("BlendedDataset", list(weights), length)
-        self.dataset_index, self.dataset_sample_index = load_or_build(
-            cache_dir, order, ("dataset_index", "dataset_sample_index"), lambda: blend_order(weights, length)
-        )
-        self.fingerprint = fingerprint(order, [dataset.fingerprint for dataset in datasets])
-        for k, asked in enumerate(np.bincount(self.dataset_index, minlength=len(datasets)).tolist()):
+        self.fingerprint = fingerprint(order, start, first, [dataset.fingerprint for dataset in datasets])
+        if len(datasets) > 1:  # of a single source draw i is sample i
+            self.dataset_index, self.dataset_sample_index = load_or_build(
+                cache_dir, order, ("dataset_index", "dataset_sample_index"), lambda: blend_order(weights, length)
+            )
+        for k, asked in enumerate(self.consumed(len(self))):
             if asked > len(datasets[k]):
                 raise ConfigError(
                     f"data path: source {k + 1} with weight {weights[k]} is asked for {asked} samples and has "
@@ -126,17 +140,25 @@ class BlendedDataset:
                 )
 
     def __len__(self) -> int:
-        return len(self.dataset_index)
+        return self._start + self._length
+
+    def consumed(self, samples: int) -> list[int]:
+        """Return how many samples of each source were read after so many samples of the run, `start` at least."""
+        draws = min(samples, len(self)) - self._start
+        counts = self._first.copy()
+        if len(self.datasets) == 1:
+            return (counts + draws).tolist()
+        for block in range(0, draws, _BLOCK):  # counting turns what it counts into words
+            counts += np.bincount(self.dataset_index[block : min(block + _BLOCK, draws)], minlength=len(counts))
+        return counts.tolist()
 
     def batch(self, sample_ids: np.ndarray) -> Batch:
         """Return the rows of some samples, gathered source by source."""
         inside = sample_ids < len(self)
-        where = np.where(inside, sample_ids, 0)
-        sources = np.where(inside, self.dataset_index[where], 0)
-        numbers = np.where(inside, self.dataset_sample_index[where], len(self.datasets[0]))
-        batch: Batch = {}
-        for source in np.unique(sources).tolist():
-            rows = np.flatnonzero(sources == source)
-            for name, array in self.datasets[source].batch(numbers[rows]).items():
-                batch.setdefault(name, np.empty((len(sample_ids), *array.shape[1:]), array.dtype))[rows] = array
-        return {**batch, "sample_ids": sample_ids.astype(np.uint32)}
+        draws = np.where(inside, sample_ids - self._start, 0)
+        sources, numbers = np.zeros_like(draws), draws
+        if len(self.datasets) > 1:
+            sources, numbers = self.dataset_index[draws], self.dataset_sample_index[draws]
+        past_the_end = len(self.datasets[0])
+        numbers = np.where(inside, self._first[sources] + numbers, past_the_end)
+        return gather_rows(self.datasets, np.where(inside, sources, 0), numbers, sample_ids)

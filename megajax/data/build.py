@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from dataclasses import replace
 
 from megajax.config.base import ConfigError
 from megajax.config.data import DataConfig
+from megajax.data import mock
 from megajax.data.blend import BlendedDataset, Source, parse_data_path, source_sizes
+from megajax.data.chain import Chain
+from megajax.data.consumed import Mix, Reading, TrainingData, go_on
 from megajax.data.dataset import Dataset
-from megajax.data.gpt import GPTDataset
-from megajax.data.indexed import IndexedDataset
-from megajax.data.splits import SPLITS, document_range, parse_split
+from megajax.data.sources import Maker, Part
+from megajax.data.splits import SPLITS, parse_split
 from megajax.data.tokenizers import Tokenizer
-
-log = logging.getLogger(__name__)
 
 
 def build_datasets(
-    config: DataConfig, sizes: Mapping[str, int | None], seed: int, tokenizer: Tokenizer
+    config: DataConfig,
+    sizes: Mapping[str, int | None],
+    seed: int,
+    tokenizer: Tokenizer,
+    family: str = "gpt",
+    pair_task: bool = False,
+    before: Mix | None = None,
+    consumed: int = 0,
 ) -> dict[str, Dataset | None]:
     """Build the dataset of every split.
 
@@ -32,103 +34,115 @@ def build_datasets(
         sizes: samples wanted of "train", "valid" and "test"; None = one epoch, 0 or left out = none.
         seed: of the sample order, the same for every source.
         tokenizer: ids outside its vocabulary are refused when read.
+        family: of models, which decides what a sample is.
+        pair_task: samples of BERT are two parts.
+        before: the mix of sources that a resumed run was trained on.
+        consumed: samples it was trained on.
 
     Returns:
-        A dataset per split; None where no samples are wanted or the split has no documents.
+        A dataset per split, a `TrainingData` where its size is a number; None where no samples are wanted or the split
+        has no documents.
     """
-    paths = {"train": config.train_path, "valid": config.valid_path, "test": config.test_path}
-    if bool(config.path) == any(paths.values()):
-        raise ConfigError("set either data.path, or data.train_path with data.valid_path and data.test_path")
-    parts: dict[str, tuple[float, float] | None] = dict.fromkeys(SPLITS, (0.0, 1.0))
-    if config.path:
-        paths, parts = dict.fromkeys(SPLITS, config.path), parse_split(config.split)
-    builder = _SplitBuilder(config, seed, tokenizer)
+    kind = config.kind_for(family)
+    maker = Maker(config, seed, tokenizer, kind, pair_task)
     built: dict[str, Dataset | None] = dict.fromkeys(SPLITS)
-    for name in SPLITS:
-        part, num_samples = parts[name], sizes.get(name, 0)
-        if paths[name] and part is not None and num_samples != 0:
-            built[name] = builder.build(name, paths[name], part, num_samples)
+    for name, (path, bounds) in _paths(config).items():
+        num_samples = sizes.get(name, 0)
+        if not path or bounds is None or num_samples == 0:
+            continue
+        sources = parse_data_path(path)
+        # Megatron ignores the weight of a single prefix on a path per split, but blends it on a common path
+        if len(sources) == 1 and not config.path:
+            sources = [Source(sources[0].prefix, None)]
+        parts = [part for part in (maker.part(source, bounds, name) for source in sources) if part.indices.size]
+        if num_samples is None:
+            built[name] = _one_epoch(maker, parts)
+        elif parts:
+            resumed = (before, consumed) if name == "train" else (None, 0)
+            built[name] = _many_epochs(maker, parts, num_samples, *resumed, alone=len(sources) == 1)
     return built
 
 
-class _Part(NamedTuple):
-    """The documents of one source that belong to one split."""
+def _paths(config: DataConfig) -> dict[str, tuple[Sequence[str], tuple[float, float] | None]]:
+    """Return the data path of every split, and between which fractions of its documents it lies."""
+    own = {"train": config.train_path, "valid": config.valid_path, "test": config.test_path}
+    if bool(config.path) + any(own.values()) + config.mock != 1:
+        raise ConfigError("set either data.path, or data.train_path with data.valid_path and data.test_path")
+    if any(own.values()):
+        return {name: (path, (0.0, 1.0)) for name, path in own.items()}
+    split = mock.SPLIT if config.mock else config.split
+    return {name: (config.path or ("mock",), bounds) for name, bounds in parse_split(split).items()}
 
-    source: Source
-    indices: np.ndarray
 
-
-class _SplitBuilder:
-    """Builds the splits of one configuration, opening every token file once."""
-
-    def __init__(self, config: DataConfig, seed: int, tokenizer: Tokenizer):
-        self._config, self._seed, self._tokenizer = config, seed, tokenizer
-        self._open = cache(IndexedDataset)
-
-    def build(
-        self, name: str, path: Sequence[str], bounds: tuple[float, float], num_samples: int | None
-    ) -> Dataset | None:
-        """Build the split `name` of `num_samples` from a fraction of the documents of every source on a data path."""
-        sources = parse_data_path(path)
-        parts = [_Part(source, self._documents(source.prefix, bounds, name)) for source in sources]
-        parts = [part for part in parts if part.indices.size]
-        if num_samples is None:
-            parts = [part for part in parts if self._holds_a_sample(part, name)]
-        if not parts:
-            return None
-        # Megatron ignores the weight of a single prefix on a path per split, but blends it on a common path
-        if len(sources) == 1 and (sources[0].weight is None or not self._config.path):
-            return self._gpt(name, parts[0], num_samples)
-        return self._blend(name, parts, num_samples)
-
-    def _documents(self, prefix: str, bounds: tuple[float, float], name: str) -> np.ndarray:
-        count = len(self._open(prefix))
-        indices = np.array(document_range(bounds, count), np.int32)
-        if not indices.size:
-            log.warning("%s: its %d documents leave none for the %s split", prefix, count, name)
-        return indices
-
-    def _holds_a_sample(self, part: _Part, name: str) -> bool:
-        tokens = int(self._open(part.source.prefix).lengths[part.indices].sum(dtype=np.int64))
-        if tokens <= self._config.seq_length:
-            log.warning(
-                "%s: the %d tokens of its %s split make no sample of %d: left out",
-                part.source.prefix, tokens, name, self._config.seq_length,
-            )  # fmt: skip
-        return tokens > self._config.seq_length
-
-    def _gpt(self, name: str, part: _Part, num_samples: int | None) -> GPTDataset:
-        return GPTDataset(
-            self._open(part.source.prefix),
-            part.indices,
-            num_samples,
-            self._config,
-            self._seed,
-            name,
-            self._tokenizer.eod_id,
-            cache_dir=self._cache_dir(part),
-            vocab_size=self._tokenizer.vocab_size,
-        )
-
-    def _blend(self, name: str, parts: Sequence[_Part], num_samples: int | None) -> BlendedDataset:
-        weights = [part.source.weight for part in parts if part.source.weight is not None]
-        if weights:
-            if num_samples is None:
-                return self._until_one_ends(name, parts, weights)
-            given, sizes = source_sizes(weights, num_samples)
-            datasets = [self._gpt(name, part, size) for part, size in zip(parts, sizes, strict=True)]
-            return BlendedDataset(datasets, weights, sum(given), self._cache_dir(parts[0]))
-        datasets = [self._gpt(name, part, None) for part in parts]
-        lengths = [len(dataset) for dataset in datasets]
-        whole = sum(lengths)
-        length = whole if num_samples is None else min(num_samples, whole)
-        return BlendedDataset(datasets, lengths, length, self._cache_dir(parts[0]))
-
-    def _until_one_ends(self, name: str, parts: Sequence[_Part], weights: Sequence[float]) -> BlendedDataset:
-        """Blend one epoch of every source, as far as the first of them lasts."""
-        datasets = [self._gpt(name, part, None) for part in parts]
+def _one_epoch(maker: Maker, parts: Sequence[Part]) -> Dataset | None:
+    """Every source once; of weighted ones as much as keeps the proportions until the first of them ends."""
+    parts = [part for part in parts if maker.holds_a_sample(part)]
+    if not parts:
+        return None
+    datasets = [maker.dataset(part, None) for part in parts]
+    weights = [part.source.weight for part in parts if part.source.weight is not None]
+    if weights:
         lasts = [(len(data) - 1) * sum(weights) / weight for data, weight in zip(datasets, weights, strict=True)]
-        return BlendedDataset(datasets, weights, max(1, int(min(lasts))), self._cache_dir(parts[0]))
+        return BlendedDataset(datasets, weights, max(1, int(min(lasts))), maker.cache_dir(parts[0]))
+    if len(datasets) == 1:
+        return datasets[0]
+    lengths = [len(dataset) for dataset in datasets]
+    return BlendedDataset(datasets, lengths, sum(lengths), maker.cache_dir(parts[0]))
 
-    def _cache_dir(self, part: _Part) -> Path:
-        return Path(self._config.cache_dir or Path(part.source.prefix).parent / "cache")
+
+def _many_epochs(
+    maker: Maker, parts: Sequence[Part], num_samples: int, before: Mix | None, consumed: int, alone: bool
+) -> TrainingData:
+    """As many samples as wanted: from sources with a share over as many epochs as that takes, from others one epoch.
+
+    Args:
+        maker: of datasets.
+        parts: the sources.
+        num_samples: of the run, from its beginning.
+        before: what was read of the sources.
+        consumed: samples of the run so far.
+        alone: there is one source, which needs neither a share nor a surplus.
+    """
+    mix = go_on(before, consumed, _readings(parts, alone))
+    length = max(1, num_samples - mix.start)
+    weights = [source.weight for source in mix.sources if source.weight is not None]
+    more: Sequence[int | None] = [None] * len(parts)
+    if alone and parts[0].source.weight is None:
+        more = [length]
+    elif weights:
+        given, more = source_sizes(weights, length)
+        length = sum(given)
+    chains, sources = [], []
+    for part, source, wanted in zip(parts, mix.sources, more, strict=True):
+        chain, orders = _chain(maker, part, source, wanted)
+        chains.append(chain)
+        sources.append(replace(source, orders=orders))
+    if not weights:
+        left = [len(chain) - source.first for chain, source in zip(chains, sources, strict=True)]
+        weights, length = [float(n) for n in left], min(length, sum(left))
+    first = [source.first for source in sources]
+    blend = BlendedDataset(chains, weights, length, maker.cache_dir(parts[0]), mix.start, first)
+    return TrainingData(replace(mix, sources=tuple(sources)), blend, [chain.per_epoch for chain in chains])
+
+
+def _readings(parts: Sequence[Part], alone: bool) -> list[Reading]:
+    """Name the sources by their contents; one that is given twice is two."""
+    readings: list[Reading] = []
+    for part in parts:
+        names = [reading.identity for reading in readings]
+        identity, weight = part.identity, part.source.weight
+        while identity in names:
+            identity += "+"
+        readings.append(Reading(part.source.prefix, identity, 1.0 if alone and weight is None else weight))
+    return readings
+
+
+def _chain(maker: Maker, part: Part, source: Reading, more: int | None) -> tuple[Chain, tuple[int | None, ...]]:
+    """The orders of a source as they were, and another one where they do not reach `more` samples further."""
+    orders = source.orders or (more,)
+    datasets = [maker.dataset(part, size, k) for k, size in enumerate(orders)]
+    missing = source.first + (more or 0) - sum(map(len, datasets))
+    if missing > 0:
+        datasets.append(maker.dataset(part, missing, len(orders)))
+        orders = (*orders, missing)
+    return Chain(datasets), orders

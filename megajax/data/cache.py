@@ -31,12 +31,14 @@ def fingerprint(*inputs: object) -> str:
 
 
 def load_or_build(
-    folder: Path, key: str, names: Sequence[str], build: Callable[[], Sequence[np.ndarray]]
+    folder: Path | None, key: str, names: Sequence[str], build: Callable[[], Sequence[np.ndarray]]
 ) -> list[np.ndarray]:
     """Map the arrays `folder/KEY-NAME.npy`, after building and writing them if one is missing or damaged.
 
-    Where the folder cannot be written the arrays are returned as built, with a warning.
+    Where the folder cannot be written, or is None, the arrays are returned as built, with a warning in the first case.
     """
+    if folder is None:
+        return list(build())
     paths = [folder / f"{key}-{name}.npy" for name in names]
     try:
         return [np.load(path, mmap_mode="r") for path in paths]

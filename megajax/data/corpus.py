@@ -1,28 +1,32 @@
-"""JSON Lines to Megatron token files, on one or more processes."""
+"""Text to Megatron token files: on any number of processes, and after any interruption, the same bytes.
+
+The input is divided into shards (`shards.py`), which lie in `{output_prefix}_shards` until all are finished and are
+then merged in order: the disk needs room for the tokens twice. The same command continues a run that was cut short.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import logging
-import multiprocessing
-from collections import deque
+import re
+import shutil
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from megajax.config.base import ConfigError
 from megajax.config.data import TokenizerConfig
-from megajax.data.indexed import IndexedWriter, token_dtype
-from megajax.data.jsonl import Line, parse_document, read_lines
+from megajax.data.merge import merge_token_files
+from megajax.data.progress import Progress
+from megajax.data.shards import Counts, Job, Options, Shard, plan_shards
 from megajax.data.tokenizers import build_tokenizer
+from megajax.data.workers import make_shards
 
 log = logging.getLogger(__name__)
 
-_CHUNK = 64
+_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -57,92 +61,118 @@ def preprocess(
     *,
     append_eod: bool = True,
     on_bad_line: Literal["error", "skip"] = "error",
+    split_sentences: bool = False,
     workers: int = 1,
 ) -> Report:
-    """Tokenize JSON Lines files into `{output_prefix}_{key}_document.bin` and `.idx` (Megatron-LM preprocess_data).
+    """Tokenize the texts under one key; see `preprocess_keys` and `Options`."""
+    options = Options((key,), append_eod, split_sentences, on_bad_line=on_bad_line)
+    return preprocess_keys(inputs, output_prefix, tokenizer, options, workers)[0]
 
-    Documents keep their order, whatever the number of workers.
+
+def preprocess_keys(
+    inputs: Sequence[str | Path],
+    output_prefix: str | Path,
+    tokenizer: TokenizerConfig,
+    options: Options,
+    workers: int = 1,
+) -> list[Report]:
+    """Tokenize files into `{output_prefix}_{key}_document.bin` and `.idx` (Megatron-LM preprocess_data).
+
+    With sentences for sequences it is `_sentence` instead of `_document`. A record that is bad for one key is left out
+    under all: the documents of one record have the same number everywhere.
 
     Args:
-        inputs: .jsonl or .jsonl.gz files.
+        inputs: files as `readers.py` reads them; documents keep their order.
         output_prefix: of the token files.
         tokenizer: what turns text into ids.
-        key: of the records, under which the text stands.
-        append_eod: end every document that has tokens with the end-of-document id.
-        on_bad_line: stop at a line that is no usable record, or leave it out and count it.
-        workers: processes.
+        options: what becomes of the texts.
+        workers: processes; a packed or Parquet file is read by one.
 
     Raises:
-        ConfigError: a file or line cannot be used, or there are no documents; no token file is left behind then.
+        ConfigError: a file or line cannot be used, there are no documents, or a file cannot be written; no token file
+            is left behind then, but the shards that are finished.
     """
-    built = build_tokenizer(tokenizer)
-    prefix = f"{output_prefix}_{key}_document"
-    documents = empty = skipped = tokens = unknown = 0
-    lines = read_lines(inputs)
-    with IndexedWriter(prefix, token_dtype(built.vocab_size)) as writer:
-        for encoded in _encode_all(lines, (tokenizer, key, append_eod), workers):
-            if isinstance(encoded, ConfigError):
-                if on_bad_line == "error":
-                    raise ConfigError(f"{encoded}; mend it or skip bad lines")
-                skipped += 1
-                continue
-            writer.add_document(encoded)
-            documents += 1
-            empty += not encoded.size
-            tokens += encoded.size
-            unknown += int(np.count_nonzero(encoded == built.unk_id))
-        if tokens == 0:
+    job = Job(Path(f"{output_prefix}_shards"), tokenizer, options)
+    shards = plan_shards(inputs, options, build_tokenizer(tokenizer))
+    level = "sentence" if options.split_sentences else "document"
+    with _working_directory(job, shards):
+        _make_missing_shards(job, shards, workers)
+        reports = []
+        for number, key in enumerate(options.keys):
+            counts = sum((_counts(job, shard)[number] for shard in shards), Counts())
+            reports.append(Report(f"{output_prefix}_{key}_{level}", *astuple(counts)))
+        _check_reports(reports, inputs, options)
+        for number, report in enumerate(reports):
+            merge_token_files([job.prefix(shard, number) for shard in shards], report.prefix)
+    return reports
+
+
+def _make_missing_shards(job: Job, shards: Sequence[Shard], workers: int) -> None:
+    missing = [shard for shard in dict.fromkeys(shards) if job.finished(shard) is None]
+    total, left = (sum(shard.size for shard in some) for some in (dict.fromkeys(shards), missing))
+    if left < total:
+        log.info("%s: continuing, %.0f%% is there already", job.directory, 100 - 100 * left / total)
+    with Progress(total, done=total - left) as progress:
+        make_shards(job, missing, workers, progress.advance)
+
+
+def _counts(job: Job, shard: Shard) -> list[Counts]:
+    counts = job.finished(shard)
+    if counts is None:
+        raise ConfigError(f"{job.directory}: {shard.name} is damaged; run again")
+    return counts
+
+
+def _check_reports(reports: Sequence[Report], inputs: Sequence[str | Path], options: Options) -> None:
+    for report, key in zip(reports, options.keys, strict=True):
+        if report.tokens == 0:
             files = ", ".join(map(str, inputs))
             raise ConfigError(
-                f"{files}: no documents with text ({documents} empty, {skipped} lines skipped); "
+                f"{files}: no documents with text ({report.documents} empty, {report.skipped} lines skipped); "
                 f'give lines such as {{"{key}": "..."}}'
             )
-    if unknown:
-        log.warning("%s: %d of %d tokens are unknown to the tokenizer: their text is lost", prefix, unknown, tokens)
-    return Report(prefix, documents, empty, skipped, tokens, unknown)
+        if report.unknown:
+            log.warning(
+                "%s: %d of %d tokens are unknown to the tokenizer: their text is lost",
+                report.prefix, report.unknown, report.tokens,
+            )  # fmt: skip
 
 
-class _Encoder:
-    """Turns lines into ids, or into what is wrong with them."""
+@contextmanager
+def _working_directory(job: Job, shards: Sequence[Shard]) -> Iterator[None]:
+    """Hold the folder of the shards; it goes at the end, or after an error if no shard is finished."""
+    keep = True
+    try:
+        job.directory.mkdir(parents=True, exist_ok=True)
+        with _locked(job.directory):
+            try:
+                _tidy(job, shards)
+                yield
+                keep = False
+            finally:
+                keep = keep and _tidy(job, shards)
+    except OSError as error:
+        where = error.filename or job.directory
+        raise ConfigError(f"{where}: {error.strerror}; make room or check the path and run again") from error
+    finally:
+        if not keep:
+            shutil.rmtree(job.directory)
 
-    def __init__(self, tokenizer: TokenizerConfig, key: str, append_eod: bool):
-        self._tokenizer, self._key, self._append_eod = build_tokenizer(tokenizer), key, append_eod
 
-    def __call__(self, line: Line) -> np.ndarray | ConfigError:
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    with (directory / _LOCK).open("w") as lock:
         try:
-            ids = self._tokenizer.encode(parse_document(line, self._key))
-        except ConfigError as error:
-            return ConfigError(f"{line.where}: {error}")
-        if ids and self._append_eod:
-            ids.append(self._tokenizer.eod_id)
-        return np.array(ids, np.int32)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{directory}: another process is at work there; wait for it to end") from None
+        yield
 
 
-_Settings = tuple[TokenizerConfig, str, bool]
-_encoder: _Encoder
-"""The encoder of a worker process: tokenizers are built once in each, not sent along with every line."""
-
-
-def _start_worker(*settings: *_Settings) -> None:
-    global _encoder  # noqa: PLW0603
-    _encoder = _Encoder(*settings)
-
-
-def _encode_chunk(lines: Sequence[Line]) -> list[np.ndarray | ConfigError]:
-    return [_encoder(line) for line in lines]
-
-
-def _encode_all(lines: Iterator[Line], settings: _Settings, workers: int) -> Iterator[np.ndarray | ConfigError]:
-    """Encode lines in order, with a bounded number of them in flight."""
-    if workers == 1:
-        yield from map(_Encoder(*settings), lines)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, _start_worker, settings) as pool:
-        pending: deque[Future[list[np.ndarray | ConfigError]]] = deque()
-        while chunk := list(islice(lines, _CHUNK)):
-            pending.append(pool.submit(_encode_chunk, chunk))
-            if len(pending) > 2 * workers:
-                yield from pending.popleft().result()
-        for future in pending:
-            yield from future.result()
+def _tidy(job: Job, shards: Sequence[Shard]) -> bool:
+    """Remove what does not belong to a finished shard of this job; whether there are tokens in what is left."""
+    finished = {shard.name: counts for shard in shards if (counts := job.finished(shard)) is not None}
+    for path in job.directory.iterdir():
+        if path.name != _LOCK and re.split("[-.]", path.name)[0] not in finished:
+            path.unlink()
+    return any(count.tokens for counts in finished.values() for count in counts)

@@ -19,7 +19,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        with temporary.open("xb") as file:
+        with temporary.open("xb", 1 << 20) as file:
             yield file
         temporary.replace(path)
     except BaseException:

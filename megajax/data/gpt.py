@@ -7,7 +7,6 @@ Shapes: S sequence, n samples, E epochs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -18,6 +17,10 @@ from megajax.config.data import DataConfig
 from megajax.data.batch import token_batch
 from megajax.data.cache import fingerprint, load_or_build
 from megajax.data.dataset import Batch
+from megajax.data.fim import FillInTheMiddle
+from megajax.data.tokenizers import Tokenizer
+
+_BLOCK = 1 << 16
 
 
 class SampleOrder(NamedTuple):
@@ -54,14 +57,12 @@ def build_sample_order(
     before_last = _samples_before_separate_epoch(tokens, epochs, num_samples, seq_length)
 
     rng = np.random.RandomState(seed)
-    words = indices.astype(np.int64)  # NumPy shuffles words faster than anything smaller
-    if before_last is None:
-        documents = _shuffle_blocks(rng, np.tile(words, epochs))
-    else:
-        documents = _shuffle_blocks(rng, np.tile(words, epochs - 1), words)
+    documents = np.empty((epochs, len(indices)), np.int64)  # NumPy shuffles words faster than anything smaller
+    documents[:] = indices
+    documents = _shuffle_blocks(rng, documents.ravel(), None if before_last is None else (epochs - 1) * len(indices))
     documents = documents.astype(np.int32)
-    starts = sample_starts(lengths[documents], samples, seq_length)
-    shuffled = _shuffle_blocks(rng, *np.split(np.arange(samples), [] if before_last is None else [before_last]))
+    starts = sample_starts(lengths, documents, samples, seq_length)
+    shuffled = _shuffle_blocks(rng, np.arange(samples), before_last)
     return SampleOrder(documents, starts, shuffled.astype(np.uint32 if samples < 2**32 - 2 else np.int64))
 
 
@@ -78,25 +79,33 @@ def _samples_before_separate_epoch(tokens: int, epochs: int, num_samples: int | 
     return before_last if num_samples - before_last < int(0.80 * per_epoch) else None
 
 
-def _shuffle_blocks(rng: np.random.RandomState, *blocks: np.ndarray) -> np.ndarray:
-    for block in blocks:
+def _shuffle_blocks(rng: np.random.RandomState, values: np.ndarray, cut: int | None) -> np.ndarray:
+    """Shuffle in place, and what follows the cut, if there is one, apart."""
+    for block in np.split(values, [] if cut is None else [cut]):
         rng.shuffle(block)
-    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    return values
 
 
-def sample_starts(lengths: np.ndarray, samples: int, seq_length: int) -> np.ndarray:
-    """Return the sample index [samples+1, 2] over sequences of these lengths, already in their final order.
+def sample_starts(lengths: np.ndarray, documents: np.ndarray, samples: int, seq_length: int) -> np.ndarray:
+    """Return the sample index [samples+1, 2] over sequences in their final order.
 
     Row k is where token k*S of the joined sequences lies; sequences without tokens are stepped over, except that row 0
     is (0, 0) as in Megatron.
     """
-    ends = np.cumsum(lengths, dtype=np.int64)
-    cuts = np.arange(samples + 1, dtype=np.int64) * seq_length
-    position = np.searchsorted(ends, cuts, side="right")
-    offset = cuts - (ends[position] - lengths[position])
-    position[0] = 0
-    small = max(len(lengths), int(lengths.max())) <= np.iinfo(np.int32).max
-    return np.stack([position, offset], axis=1).astype(np.int32 if small else np.int64)
+    longest = max(len(documents), int(lengths.max()))
+    starts = np.empty((samples + 1, 2), np.int32 if longest <= np.iinfo(np.int32).max else np.int64)
+    row = before = 0
+    for block in range(0, len(documents), _BLOCK):  # as much at a time as stays in the processor's cache
+        sizes = lengths[documents[block : block + _BLOCK]]
+        ends = np.cumsum(sizes, dtype=np.int64) + before
+        before = int(ends[-1])
+        cuts = np.arange(row, min(samples, (before - 1) // seq_length) + 1) * seq_length
+        position = np.searchsorted(ends, cuts, side="right")
+        starts[row : row + len(cuts), 0] = block + position
+        starts[row : row + len(cuts), 1] = cuts - (ends[position] - sizes[position])
+        row += len(cuts)
+    starts[0, 0] = 0
+    return starts
 
 
 class Tokens(Protocol):
@@ -122,11 +131,9 @@ class GPTDataset:
         config: S, and what happens at the end of a document.
         seed: of the shuffles.
         name: of the split, for messages.
-        eod: end-of-document id.
-        cache_dir: where the order is kept.
-        vocab_size: ids at or above it are refused when read; unset = not checked.
-        rewrite: changes the rows of a batch in place, given them [B, S+1] and their sample numbers [B], and returns how
-            many tokens each has then.
+        tokenizer: its end-of-document id is looked for, ids outside its vocabulary are refused when read, and
+            fill-in-the-middle goes by its characters.
+        cache_dir: where the order is kept; None = nowhere.
 
     Raises:
         ConfigError: not a single sample can be made; on reading, a token id outside the vocabulary.
@@ -140,13 +147,11 @@ class GPTDataset:
         config: DataConfig,
         seed: int,
         name: str,
-        eod: int,
-        cache_dir: Path,
-        vocab_size: int | None = None,
-        rewrite: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+        tokenizer: Tokenizer,
+        cache_dir: Path | None,
     ):
-        self._indexed, self._config, self._eod = indexed, config, eod
-        self._vocab_size, self._rewrite = vocab_size, rewrite
+        self._indexed, self._config, self._tokenizer = indexed, config, tokenizer
+        self._rearrange = FillInTheMiddle(config, tokenizer, seed) if config.fim_rate else None
         seq_length = config.seq_length
         lengths = indexed.lengths[indices]
         tokens = int(lengths.sum(dtype=np.int64))
@@ -174,10 +179,10 @@ class GPTDataset:
         numbers = np.where(real, sample_ids, 0)
         tokens = self.tokens(numbers)
         lengths = np.full(len(tokens), self._config.seq_length + 1)
-        if self._rewrite:
-            lengths = self._rewrite(tokens, numbers)
+        if self._rearrange:
+            lengths = self._rearrange(tokens, numbers)
         tokens[~real], lengths[~real] = 0, 0
-        return token_batch(tokens, lengths, sample_ids, self._config, self._eod)
+        return token_batch(tokens, lengths, sample_ids, self._config, self._tokenizer.eod_id)
 
     def tokens(self, sample_ids: np.ndarray) -> np.ndarray:
         """Return the tokens of some samples, int32 [B, S+1]; neighbours in the joined documents share one token.
@@ -200,11 +205,10 @@ class GPTDataset:
         return tokens.astype(np.int32).reshape(len(sample_ids), -1)
 
     def _check_vocabulary(self, tokens: np.ndarray) -> None:
-        if self._vocab_size is None:
-            return
+        size = self._tokenizer.vocab_size
         for token in (int(tokens.max()), int(tokens.min())):
-            if not 0 <= token < self._vocab_size:
+            if not 0 <= token < size:
                 raise ConfigError(
-                    f"{self._indexed.bin_path}: token id {token} outside the vocabulary of {self._vocab_size}; "
+                    f"{self._indexed.bin_path}: token id {token} outside the vocabulary of {size}; "
                     "the file was written with another tokenizer: set tokenizer.* to that one"
                 )

@@ -96,7 +96,7 @@ def test_a_head_dim_of_its_own_frees_the_width():
             "parallel.pipe=4 parallel.chunks=3 train.global_batch_size=6 parallel.data=1",
             "microbatches (train.global_batch_size / 1) 6 is not a multiple of parallel.pipe 4 (6 % 4 = 2)",
         ),
-        ("parallel.expert=2", "parallel.expert=2 is not available yet"),
+        ("parallel.expert=2", "parallel.expert=2 shards experts: set model.experts, or leave it at 1"),
         (
             "parallel.context=4 data.seq_length=1020",
             "data.seq_length 1020 is not a multiple of 2 x context 4 = 8 (1020 % 8 = 4)",

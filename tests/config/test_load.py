@@ -233,5 +233,5 @@ def test_a_dumped_configuration_loads_back_equal(tmp_path_factory, config):
 
 def test_a_dump_holds_every_key():
     dumped = yaml.safe_load(dump_config(Config()))
-    assert set(dumped) == {"output_dir", *SECTIONS}
+    assert set(dumped) == {"output_dir", "init_from", *SECTIONS}
     assert dumped["model"]["num_layers"] == 12

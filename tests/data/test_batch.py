@@ -1,7 +1,7 @@
 import numpy as np
 
 from megajax.config import DataConfig
-from megajax.data.batch import make_batch
+from megajax.data.batch import make_batch, token_batch
 
 E = 99
 
@@ -67,4 +67,11 @@ def test_shapes_and_types():
     assert kept_apart.keys() - batch.keys() == {"segment_ids"}
     assert (kept_apart["segment_ids"].shape, kept_apart["segment_ids"].dtype) == ((3, 8), np.int32)
     assert batch["sample_ids"].tolist() == [0, 2**32 - 1, 5]
-    assert all(value.flags.c_contiguous for value in batch.values())
+
+
+def test_nothing_is_copied_that_can_be_looked_at():
+    raw = np.arange(18, dtype=np.int32).reshape(2, 9)
+    batch = token_batch(raw, np.array([9, 9]), np.arange(2), DataConfig(seq_length=8), E)
+
+    assert all(np.shares_memory(batch[name], raw) for name in ("tokens", "labels"))
+    assert batch["positions"].strides[0] == 0

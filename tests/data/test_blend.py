@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from megajax.config import ConfigError
 from megajax.data.blend import BlendedDataset, Source, blend_order, parse_data_path, source_sizes
+from megajax.data.chain import Chain
 
 
 def test_order_equals_megatron():
@@ -87,15 +88,48 @@ class Numbers:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, i: int) -> np.ndarray:
-        return np.array([100 * self._k + i], np.int32)
+    def batch(self, sample_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """-1 is an empty row."""
+        numbers = np.where(sample_ids < len(self), 100 * self._k + sample_ids, -1)
+        return {"tokens": numbers[:, None].astype(np.int32), "sample_ids": sample_ids.astype(np.uint32)}
+
+
+def read(dataset, *sample_ids: int) -> list[int]:
+    batch = dataset.batch(np.array(sample_ids))
+    assert batch["sample_ids"].tolist() == list(sample_ids)
+    return batch["tokens"][:, 0].tolist()
 
 
 def test_blend_reads_its_sources(tmp_path):
     blend = BlendedDataset([Numbers(0, 6), Numbers(1, 4), Numbers(2, 2)], (0.5, 0.3, 0.2), 12, tmp_path)
 
     assert len(blend) == 12
-    assert [int(blend[i][0]) for i in range(12)] == [0, 100, 200, 1, 101, 2, 201, 3, 102, 4, 5, 103]
+    assert read(blend, *range(12)) == [0, 100, 200, 1, 101, 2, 201, 3, 102, 4, 5, 103]
+    assert read(blend, 9, 12, 0) == [4, -1, 0]
+
+
+def test_a_later_mix_reads_on(tmp_path):
+    """From sample 10 of the run on; 4 samples of the first source and 2 of the second were read before."""
+    blend = BlendedDataset([Numbers(0, 9), Numbers(1, 9)], (1, 1), 4, tmp_path, start=10, first=(4, 2))
+
+    assert len(blend) == 14
+    assert read(blend, *range(10, 15)) == [4, 102, 5, 103, -1]
+    assert [blend.consumed(samples) for samples in (10, 11, 14)] == [[4, 2], [5, 2], [6, 4]]
+
+
+def test_a_single_source_is_read_in_order(tmp_path):
+    blend = BlendedDataset([Numbers(0, 9)], (1.0,), 4, tmp_path, start=3, first=(5,))
+
+    assert read(blend, 3, 6, 7) == [5, 8, -1]
+    assert blend.consumed(6) == [8]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_orders_are_chained():
+    chain = Chain([Numbers(0, 3), Numbers(1, 2), Numbers(2, 4)])
+
+    assert len(chain) == 9
+    assert read(chain, 8, 0, 3, 4, 5, 2, 9) == [203, 0, 100, 101, 200, 2, -1]
 
 
 def test_asking_too_much_of_a_source_is_an_error(tmp_path):

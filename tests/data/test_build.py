@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from megajax.config import ConfigError, DataConfig
-from megajax.data.blend import BlendedDataset
 from megajax.data.build import build_datasets
 from megajax.data.gpt import GPTDataset
 from megajax.data.tokenizers import NullTokenizer
@@ -25,7 +24,8 @@ def build(sizes=SIZES, **settings):
 
 
 def documents_of(dataset) -> set[int]:
-    return {int(token) for i in range(len(dataset)) for token in dataset[i]}
+    batch = dataset.batch(np.arange(len(dataset)))
+    return {*batch["tokens"].ravel().tolist(), *batch["labels"].ravel().tolist()}
 
 
 def test_one_path_is_cut_by_split(prefix: str):
@@ -77,17 +77,23 @@ def test_weighted_blend_builds_a_surplus_of_each_source(write_documents, tmp_pat
     path = ("3", str(tmp_path / "source0"), "7", str(tmp_path / "source1"))
     blend = build(path=path, split="1", sizes={"train": 1000})["train"]
 
-    assert isinstance(blend, BlendedDataset)
     assert len(blend) == 1000
-    assert np.bincount(blend.dataset_index).tolist() == [300, 700]
-    # 302 and 704 samples of 4 tokens wanted, 500 an epoch
-    assert [source.epochs for source in blend.datasets] == [1, 2]
-    assert blend[0].tolist() == [1] * 5
+    assert [source.orders for source in blend.mix.sources] == [(302,), (704,)]
+    assert [source.consumed for source in blend.at(1000).sources] == [300, 700]
+    # 500 samples of 4 tokens an epoch
+    assert blend.table(0) == [
+        "share      read  epochs  by the end  epochs",
+        f"30.0%         0    0.00         300    0.60  {tmp_path / 'source0'}",
+        f"70.0%         0    0.00         700    1.40  {tmp_path / 'source1'}",
+    ]
+    assert blend.batch(np.array([0]))["tokens"].tolist() == [[1] * 4]
 
 
-def test_single_weighted_prefix_is_a_blend_only_on_a_common_path(prefix: str):
-    assert isinstance(build(path=("1.0", prefix))["train"], BlendedDataset)
-    assert isinstance(build(train_path=("1.0", prefix))["train"], GPTDataset)
+def test_single_prefix(prefix: str):
+    """Megatron builds a surplus for a weighted one, but only on a common path."""
+    assert build(path=(prefix,))["train"].mix.sources[0].orders == (12,)
+    assert build(path=("1.0", prefix))["train"].mix.sources[0].orders == (13,)
+    assert build(train_path=("1.0", prefix))["train"].mix.sources[0].orders == (12,)
 
 
 def test_unweighted_list_uses_every_source_once(write_documents, tmp_path: Path):
@@ -116,7 +122,7 @@ def test_weighted_blend_without_a_size_ends_with_its_first_source(prefix: str):
     one = build(path=(prefix,), sizes={"valid": None})["valid"]
     valid = build(path=sources, sizes={"valid": None})["valid"]
     assert len(valid) == (len(one) - 1) * 4 // 3
-    assert len([valid[i] for i in range(len(valid))]) == len(valid)
+    assert valid.batch(np.arange(len(valid)))["loss_mask"].all()
 
 
 def test_held_out_splits_too_short_for_a_sample_are_left_out(write_documents, tmp_path: Path, caplog):
@@ -138,7 +144,7 @@ def test_ids_are_checked_against_the_tokenizer(write_documents, tmp_path: Path):
     train = build(path=(str(tmp_path / "corpus"),), split="1", sizes={"train": 1})["train"]
 
     with pytest.raises(ConfigError, match="token id 1000 outside the vocabulary of 1000"):
-        train[0]
+        train.batch(np.array([0]))
 
 
 def test_cache_lies_beside_the_source_or_where_told(prefix: str, tmp_path: Path):

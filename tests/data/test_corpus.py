@@ -8,7 +8,7 @@ from megajax import preprocess as command
 from megajax.config import ConfigError, TokenizerConfig
 from megajax.data.corpus import Report, preprocess
 from megajax.data.indexed import IndexedDataset
-from megajax.data.jsonl import read_documents
+from megajax.data.readers import read_documents
 from megajax.data.splits import document_range
 from megajax.data.tokenizers import build_tokenizer, train_sentencepiece
 
@@ -241,7 +241,7 @@ def test_command_line_takes_several_keys(tmp_path: Path):
         (["--tokenizer-type", "null", "--vocab-size", "9"], "a.jsonl:1: not JSON"),
         (["--tokenizer-type", "null"], "tokenizer.vocab_size is not set"),
         (["--train-tokenizer"], "--train-tokenizer needs --vocab-size"),
-        ([], "--tokenizer-type is not set; choose one of sentencepiece, gpt2_bpe, huggingface, null"),
+        ([], "--tokenizer-type is not set; choose one of sentencepiece, gpt2_bpe, huggingface, bert_wordpiece"),
     ],
 )
 def test_command_line_refuses_in_one_line(tmp_path: Path, capsys, arguments: list[str], message: str):

@@ -5,15 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megajax.config import DataConfig
 from megajax.data.cache import fingerprint, load_or_build
 from megajax.data.gpt import GPTDataset
 from megajax.data.indexed import IndexedDataset
+from megajax.data.tokenizers import NullTokenizer
 
 
 def order_of(prefix: Path, cache_dir: Path, num_samples=20, seq_length=8, seed=1, documents=None) -> GPTDataset:
     indexed = IndexedDataset(prefix)
     indices = np.arange(documents or len(indexed), dtype=np.int32)
-    return GPTDataset(indexed, indices, num_samples, seq_length, seed, "train", cache_dir=cache_dir)
+    config, tokenizer = DataConfig(seq_length=seq_length), NullTokenizer(99)
+    return GPTDataset(indexed, indices, num_samples, config, seed, "train", tokenizer, cache_dir)
 
 
 def build_in_process(prefix: Path, cache_dir: Path) -> list[list[int]]:

@@ -3,14 +3,14 @@ import itertools
 import numpy as np
 import pytest
 
-from megajax.config import ConfigError, DataConfig
+from megajax.config import ConfigError
 from megajax.data.loader import Loader
 
 READ_AHEAD = pytest.mark.parametrize("prefetch", [0, 3])
 
 
 class Numbers:
-    """Sample i is [i, i+1, i+2]; one of them cannot be read."""
+    """Sample i is the tokens i, i+1 and the labels after them; one of them cannot be read."""
 
     fingerprint = "numbers"
 
@@ -20,10 +20,11 @@ class Numbers:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, i: int) -> np.ndarray:
-        if i == self._bad:
-            raise ConfigError(f"sample {i} cannot be read")
-        return np.arange(i, i + 3, dtype=np.int32)
+    def batch(self, sample_ids: np.ndarray) -> dict[str, np.ndarray]:
+        if self._bad in sample_ids:
+            raise ConfigError(f"sample {self._bad} cannot be read")
+        tokens = sample_ids[:, None] + np.arange(2)
+        return {"tokens": tokens, "labels": tokens + 1, "sample_ids": sample_ids}
 
 
 def load(dataset, batch_size=4, prefetch=0, batches=None, consumed_samples=0, **settings) -> Loader:
@@ -33,8 +34,7 @@ def load(dataset, batch_size=4, prefetch=0, batches=None, consumed_samples=0, **
         edge, batches = consumed_samples, 0
         while edge + sizes(edge) <= len(dataset):
             edge, batches = edge + sizes(edge), batches + 1
-    config = DataConfig(seq_length=2, prefetch=prefetch)
-    return Loader(dataset, config, -1, sizes, batches, consumed_samples, **settings)
+    return Loader(dataset, prefetch, sizes, batches, consumed_samples, **settings)
 
 
 def ids(loader) -> list[list[int]]:

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megajax.config import ConfigError
+from megajax.config import ConfigError, DataConfig
 from megajax.data.gpt import GPTDataset, build_sample_order, sample_starts
 from megajax.data.indexed import IndexedDataset, IndexedWriter
+from megajax.data.tokenizers import NullTokenizer
 
 LENGTHS = np.array([7, 3, 12, 5, 9, 1, 4], np.int32)
 
@@ -64,7 +65,7 @@ def test_closed_form_equals_a_walk(lengths: list[int], seq_length: int):
     """Empty documents included."""
     samples = (sum(lengths) - 1) // seq_length
 
-    starts = sample_starts(np.array(lengths, np.int32), samples, seq_length)
+    starts = sample_starts(np.array(lengths, np.int32), np.arange(len(lengths)), samples, seq_length)
     assert list(map(tuple, starts.tolist())) == walk(lengths, samples, seq_length)
 
 
@@ -92,18 +93,18 @@ def test_order_is_a_permutation_with_enough_samples(
 
 def test_offsets_exceed_32_bits():
     """Case A13: the index of 1.2 million samples of 2048 tokens ends at token 2,457,600,000."""
-    starts = sample_starts(np.full(3, 2**30, np.int32), samples=1_200_000, seq_length=2048)
+    starts = sample_starts(np.full(3, 2**30, np.int32), np.arange(3), samples=1_200_000, seq_length=2048)
 
     position, offset = starts[1_200_000].tolist()
     assert position * 2**30 + offset == 2_457_600_000
     assert (starts >= 0).all()
 
 
-def dataset(indexed, tmp_path, num_samples=None, seq_length=8, seed=1234, vocab_size=None) -> GPTDataset:
-    indices = np.arange(len(indexed), dtype=np.int32)
-    return GPTDataset(
-        indexed, indices, num_samples, seq_length, seed, "train", cache_dir=tmp_path / "cache", vocab_size=vocab_size
-    )
+def dataset(indexed, tmp_path, num_samples=None, seq_length=8, seed=1234, vocab_size=2000) -> GPTDataset:
+    indices, config = np.arange(len(indexed), dtype=np.int32), DataConfig(seq_length=seq_length)
+    cache_dir = tmp_path / "cache"
+    tokenizer = NullTokenizer(vocab_size - 1)
+    return GPTDataset(indexed, indices, num_samples, config, seed, "train", tokenizer, cache_dir)
 
 
 @pytest.mark.parametrize("num_samples", MEGATRON)
@@ -115,8 +116,10 @@ def test_samples_are_cuts_of_the_joined_documents(write_documents, tmp_path, num
     joined = np.concatenate([documents[i] for i in order])
     assert len(samples) == len(shuffle)
     for i, row in enumerate(shuffle):
-        assert samples[i].tolist() == joined[row * 8 : row * 8 + 9].tolist()
-        assert samples[i].dtype == np.int32
+        assert samples.tokens(np.array([i])).tolist() == [joined[row * 8 : row * 8 + 9].tolist()]
+    together = samples.tokens(np.arange(len(samples)))
+    assert together.tolist() == [joined[row * 8 : row * 8 + 9].tolist() for row in shuffle]
+    assert together.dtype == np.int32
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(101, 10), (100, 9)])
@@ -125,7 +128,7 @@ def test_neighbouring_samples_share_one_token(write_documents, tmp_path, tokens:
     samples = dataset(write_documents([range(tokens)]), tmp_path, seq_length=10)
 
     assert len(samples) == count
-    in_order = sorted(samples[i].tolist() for i in range(count))
+    in_order = sorted(samples.tokens(np.arange(count)).tolist())
     assert in_order == [list(range(10 * k, 10 * k + 11)) for k in range(count)]
 
 
@@ -136,7 +139,7 @@ def test_corpus_shorter_than_a_sample_wraps(write_documents, tmp_path):
     assert samples.epochs == 10
     assert len(samples) == 4
     assert (samples.order.sample_index >= 0).all()
-    assert all(len(samples[i]) == 17 for i in range(4))
+    assert samples.tokens(np.arange(4)).shape == (4, 17)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +161,18 @@ def test_sequences_without_tokens_are_stepped_over(tmp_path):
     samples = dataset(IndexedDataset(tmp_path / "corpus"), tmp_path, seq_length=4)
 
     assert len(samples) == 1
-    assert samples[0].tolist() in ([1, 2, 3, 4, 5], [4, 5, 1, 2, 3])
+    assert samples.tokens(np.array([0])).tolist() in ([[1, 2, 3, 4, 5]], [[4, 5, 1, 2, 3]])
+
+
+def test_numbers_past_the_end_are_empty_rows(write_documents, tmp_path):
+    samples = dataset(write_documents([range(1, 18)]), tmp_path)
+    batch = samples.batch(np.array([2, 1, 5, 0]))
+
+    assert len(samples) == 2
+    assert batch["loss_mask"].sum(axis=1).tolist() == [0, 8, 0, 8]
+    assert batch["tokens"][[0, 2]].max() == 0
+    assert sorted(batch["tokens"][[1, 3]].tolist()) == [list(range(1, 9)), list(range(9, 17))]
+    assert batch["sample_ids"].tolist() == [2, 1, 5, 0]
 
 
 @pytest.mark.parametrize(("token", "dtype"), [(50, np.uint16), (-1, np.int32)])
@@ -166,14 +180,14 @@ def test_token_outside_the_vocabulary_names_file_and_id(write_documents, tmp_pat
     samples = dataset(write_documents([[1, 2, token, 4, 5]], dtype=dtype), tmp_path, seq_length=4, vocab_size=50)
 
     with pytest.raises(ConfigError, match=rf"corpus\.bin: token id {token} outside the vocabulary of 50"):
-        samples[0]
+        samples.batch(np.array([0]))
 
 
 def test_no_sample_is_missing_from_every_epoch(write_documents, tmp_path):
     """Case B15: 9 documents of one sample each, 24 samples over 3 epochs."""
     samples = dataset(write_documents([[i] * 8 for i in range(9)]), tmp_path, num_samples=24)
 
-    uses = np.bincount([samples[i][0] for i in range(24)], minlength=9)
+    uses = np.bincount(samples.tokens(np.arange(24))[:, 0], minlength=9)
     assert samples.epochs == 3
     assert set(uses.tolist()) <= {1, 2, 3}
 
@@ -189,6 +203,6 @@ def test_order_depends_on_the_seed_only(seed: int):
 
 def test_nothing_is_logged_on_the_way(write_documents, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
-        dataset(write_documents([range(50)]), tmp_path)[0]
+        dataset(write_documents([range(50)]), tmp_path).batch(np.arange(2))
 
     assert caplog.records == []

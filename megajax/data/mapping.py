@@ -1,0 +1,204 @@
+"""Which sentences make a sample of masked text: Megatron-LM's mapping for BERT and T5, row by row the same.
+
+Sentences of a document are gathered until they hold the target length, usually the longest there can be, now and then a
+random shorter one. Shapes: n samples, s sentences.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator
+
+import numpy as np
+
+from megajax.config.base import ConfigError
+from megajax.data.cache import fingerprint, load_or_build
+from megajax.data.mersenne import shuffled
+from megajax.data.selection import Selection
+from megajax.data.vocabulary import check_vocabulary
+
+log = logging.getLogger(__name__)
+
+_LONGEST_SENTENCE = 512
+_MUCH = 0.3
+
+
+class SentenceMap:
+    """The samples of some documents of a sentence file.
+
+    Args:
+        selection: the documents, one sequence per sentence.
+        longest: tokens a sample may have.
+        short_prob: share of the samples with a shorter target, rounded to one in a whole number.
+        min_sentences: a sample has; documents with fewer are left out.
+        vocab_size: ids at or above it are refused when read.
+
+    Attributes:
+        rows: first sentence, sentence after the last one, target length of every sample, uint32 [n, 3].
+        epochs: passes over the documents.
+        fingerprint: hash of all that the rows follow from.
+
+    Raises:
+        ConfigError: no document has enough sentences; on reading, a token id outside the vocabulary.
+    """
+
+    def __init__(self, selection: Selection, longest: int, short_prob: float, min_sentences: int, vocab_size: int):
+        if longest < 2:
+            raise ConfigError(f"data.seq_length leaves {longest} tokens for text: set a longer one")
+        self._indexed, self._vocab_size = selection.indexed, vocab_size
+        lengths, bounds = selection.indexed.lengths, selection.bounds
+        usable = _usable_documents(bounds, lengths, min_sentences)
+        _say_what_is_left_out(selection.where, bounds, usable, min_sentences)
+        settings = (selection.num_samples, longest, short_prob, selection.seed, min_sentences)
+        self.fingerprint = fingerprint("SentenceMap", lengths, bounds, *settings)
+        (self.rows,) = load_or_build(
+            selection.cache_dir,
+            self.fingerprint,
+            ["mapping"],
+            lambda: [build_mapping(bounds[usable], lengths, *settings)],
+        )
+        _say_what_is_cut(selection.where, self.rows, lengths)
+        self.epochs = int(np.count_nonzero(self.rows[:, 0] == bounds[usable][0, 0]))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, sample: int) -> tuple[list[np.ndarray], int]:
+        """Return the sentences of a sample and its target length."""
+        first, stop, target = self.rows[sample].tolist()
+        sentences = [self._indexed[i] for i in range(first, stop)]
+        check_vocabulary(np.concatenate(sentences), self._vocab_size, self._indexed.bin_path)
+        return sentences, target
+
+
+def _usable_documents(bounds: np.ndarray, lengths: np.ndarray, min_sentences: int) -> np.ndarray:
+    """Whether a document has enough sentences and, unless it is a single one, no overlong sentence."""
+    overlong = np.concatenate([[0], np.cumsum(lengths > _LONGEST_SENTENCE)])
+    count = bounds[:, 1] - bounds[:, 0]
+    short = overlong[bounds[:, 1]] == overlong[bounds[:, 0]]
+    return (count >= max(min_sentences, 1)) & (short | (count == 1))
+
+
+def _say_what_is_left_out(where: str, bounds: np.ndarray, usable: np.ndarray, min_sentences: int) -> None:
+    enough = int(np.count_nonzero(bounds[:, 1] - bounds[:, 0] >= min_sentences))
+    long = enough - int(np.count_nonzero(usable))
+    if not usable.any():
+        sentences = "sentence" if min_sentences == 1 else "sentences"
+        but = f", {long} of them with a sentence of over {_LONGEST_SENTENCE} tokens" if long else ""
+        remedy = "split the text into sentences (preprocess --split-sentences)"
+        raise ConfigError(
+            f"{where} needs documents with at least {min_sentences} {sentences}; found {enough} of {len(bounds)}{but}: "
+            + (f"{remedy}, or set model.pair_task=false" if min_sentences > 1 else remedy)
+        )
+    if long:
+        log.warning("%s: left out %d documents with a sentence of over %d tokens", where, long, _LONGEST_SENTENCE)
+
+
+def _say_what_is_cut(where: str, rows: np.ndarray, lengths: np.ndarray) -> None:
+    """Say how much text lies beyond the target lengths of its samples, which end with whole sentences."""
+    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    first, stop, target = rows.T.astype(np.int64)
+    tokens = ends[stop] - ends[first]
+    share = np.maximum(tokens - target, 0).sum() / max(tokens.sum(), 1)
+    if share > _MUCH:
+        remedy = "split the text into sentences (preprocess --split-sentences), or raise data.seq_length"
+        log.warning("%s: %.0f %% of the text is beyond the ends of its samples: %s", where, 100 * share, remedy)
+    else:
+        log.info("%s: %.1f %% of the text is beyond the ends of its samples", where, 100 * share)
+
+
+def build_mapping(
+    bounds: np.ndarray,
+    lengths: np.ndarray,
+    num_samples: int | None,
+    longest: int,
+    short_prob: float,
+    seed: int,
+    min_sentences: int,
+) -> np.ndarray:
+    """Compute the rows of a `SentenceMap`.
+
+    Args:
+        bounds: first sentence and sentence after the last one of the documents to use, int64 [documents, 2].
+        lengths: tokens of every sentence in the file.
+        num_samples: stop after the first epoch with at least that many.
+        longest: most tokens of a sample.
+        short_prob: share of shorter targets.
+        seed: of targets and, plus one, of the shuffle.
+        min_sentences: a sample has.
+
+    Returns:
+        uint32 [n, 3]; uint64 in a file of 2^32 sentences or more.
+    """
+    sentences = _ranges(bounds)
+    counts = bounds[:, 1] - bounds[:, 0]
+    # from here on sentences are numbered without those of other documents
+    ends = np.repeat(np.cumsum(counts), counts)
+    tokens = np.concatenate([[0], np.cumsum(lengths[sentences], dtype=np.int64)])
+    walk = _Walk(tokens, ends, min_sentences, longest)
+    targets = _targets(longest, short_prob, seed)
+    cuts: list[int] = []
+    chosen: list[int] = []
+    while not cuts or len(cuts) < (num_samples or 0):
+        walk.epoch(targets, cuts, chosen)
+    stop = np.array(cuts, np.int64)
+    start = np.concatenate([[0], stop[:-1] % len(sentences)])
+    rows = np.stack([sentences[start], sentences[stop - 1] + 1, np.array(chosen, np.int64)], axis=1)
+    wide = len(lengths) > np.iinfo(np.uint32).max
+    return rows[shuffled(len(rows), seed + 1)].astype(np.uint64 if wide else np.uint32)
+
+
+def _ranges(bounds: np.ndarray) -> np.ndarray:
+    """Join the ranges [first, last) of all rows, int64."""
+    counts = bounds[:, 1] - bounds[:, 0]
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(bounds[:, 0] - before, counts)
+
+
+def _targets(longest: int, short_prob: float, seed: int) -> Iterator[int]:
+    """Draw target lengths: one in round(1 / short_prob) is random, from 2 on."""
+    one_in = round(1 / short_prob) if short_prob else 0
+    stream = np.random.RandomState(seed)
+    while True:
+        # full 32-bit words of the same generator as std::mt19937
+        draws = np.frombuffer(stream.bytes(4 << 16), "<u4").astype(np.int64)
+        targets = np.full_like(draws, longest)
+        if one_in:
+            short = draws % one_in == 0
+            targets[short] = 2 + draws[short] % (longest - 1)
+        yield from targets.tolist()
+
+
+class _Walk:
+    """Cuts the sentences of all documents into samples, from the first to the last.
+
+    A sample ends where its target is reached, unless that would leave a single sentence of the document, else with the
+    document. Where it ends with the usual target is worked out for all sentences at once; the walk only looks it up.
+    """
+
+    def __init__(self, tokens: np.ndarray, ends: np.ndarray, min_sentences: int, longest: int):
+        reached = np.searchsorted(tokens, tokens[:-1] + longest)
+        least = np.arange(len(ends)) + min_sentences
+        stop = np.maximum(reached, least)
+        self._usual = np.where(stop < ends - 1, stop, ends).data
+        self._tokens, self._ends = tokens.data, ends.data
+        self._longest, self._min_sentences = longest, min_sentences
+
+    def epoch(self, targets: Iterator[int], cuts: list[int], chosen: list[int]) -> None:
+        """Append where samples stop, and their targets; one is drawn for every sample and one more per document."""
+        place, end = 0, len(self._ends)
+        while place < end:
+            target = next(targets)
+            stop = self._usual[place] if target == self._longest else self._stop(place, target)
+            cuts.append(stop)
+            chosen.append(target)
+            if stop == self._ends[place]:
+                next(targets)
+            place = stop
+
+    def _stop(self, place: int, target: int) -> int:
+        end = self._ends[place]
+        reached = bisect_left(self._tokens, self._tokens[place] + target, place + 1, end)
+        stop = max(reached, place + self._min_sentences)
+        return stop if stop < end - 1 else end

@@ -1,0 +1,109 @@
+"""The documents of a source that belong to a split, and datasets of whatever kind of them."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from megajax.config.base import ConfigError
+from megajax.config.data import DataConfig
+from megajax.data.blend import Source
+from megajax.data.cache import fingerprint
+from megajax.data.chain import Order
+from megajax.data.gpt import GPTDataset
+from megajax.data.indexed import IndexedDataset
+from megajax.data.kinds import build_split
+from megajax.data.mock import MockDocuments
+from megajax.data.splits import document_range
+from megajax.data.tokenizers import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_PEEK = 1 << 15
+
+
+class Part(NamedTuple):
+    """The documents of one source that belong to one split."""
+
+    source: Source
+    documents: IndexedDataset | MockDocuments
+    indices: np.ndarray
+    """Sequences for a GPT, documents otherwise, int32."""
+    split: str
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens they have, where a sequence is a document."""
+        return int(self.documents.lengths[self.indices].sum(dtype=np.int64))
+
+    @property
+    def identity(self) -> str:
+        """Hash of the lengths of its documents and of the first and last tokens of the file."""
+        total = int(self.documents.lengths.sum(dtype=np.int64))
+        starts, stops = np.array([0, max(0, total - _PEEK)]), np.array([min(_PEEK, total), total])
+        return fingerprint(self.documents.lengths, self.indices, self.documents.gather(starts, stops))
+
+
+class Maker:
+    """Opens sources, every token file once, and makes datasets of their parts.
+
+    Args:
+        config: what samples are.
+        seed: of the sample order.
+        tokenizer: ids outside its vocabulary are refused when read.
+        kind: gpt, bert, t5 or instruction.
+        pair_task: bert: samples are two parts.
+    """
+
+    def __init__(self, config: DataConfig, seed: int, tokenizer: Tokenizer, kind: str, pair_task: bool):
+        self._config, self._seed, self._tokenizer = config, seed, tokenizer
+        self._kind, self._pair_task = kind, pair_task
+        self._open = cache(IndexedDataset)
+        if kind != "gpt" and (config.mock or config.fim_rate):
+            raise ConfigError(f"data.mock and data.fim_rate are for gpt samples, not for {kind}: leave them unset")
+
+    def part(self, source: Source, bounds: tuple[float, float], split: str) -> Part:
+        """Take the documents of a source between two fractions of their number; a warning if that is none."""
+        documents = self._mock() if self._config.mock else self._open(source.prefix)
+        count = len(documents)
+        if self._kind != "gpt":
+            count = len(self._open(source.prefix).document_index) - 1
+        indices = np.array(document_range(bounds, count), np.int32)
+        if not indices.size:
+            log.warning("%s: its %d documents leave none for the %s split", source.prefix, count, split)
+        return Part(source, documents, indices, split)
+
+    def holds_a_sample(self, part: Part) -> bool:
+        """Whether one epoch of a part makes a sample; a warning if not."""
+        if self._kind != "gpt" or part.tokens > self._config.seq_length:
+            return True
+        log.warning(
+            "%s: the %d tokens of its %s split make no sample of %d: left out",
+            part.source.prefix, part.tokens, part.split, self._config.seq_length,
+        )  # fmt: skip
+        return False
+
+    def dataset(self, part: Part, num_samples: int | None, order: int = 0) -> Order:
+        """Make at least `num_samples` (None: one epoch); other orders of the same documents are shuffled otherwise."""
+        seed, cache_dir = (self._seed + order) % 2**32, self.cache_dir(part)
+        source, indices, split = part.documents, part.indices, part.split
+        if isinstance(source, MockDocuments) or self._kind == "gpt":
+            return GPTDataset(source, indices, num_samples, self._config, seed, split, self._tokenizer, cache_dir)
+        return build_split(
+            self._kind, source, indices, num_samples, self._config, pair_task=self._pair_task, seed=seed, name=split,
+            tokenizer=self._tokenizer, cache_dir=cache_dir,
+        )  # fmt: skip
+
+    def cache_dir(self, part: Part) -> Path | None:
+        """Where sample orders of a part are kept; nowhere if nobody said so and there is no file to be beside of."""
+        if self._config.cache_dir:
+            return Path(self._config.cache_dir)
+        return None if self._config.mock else Path(part.source.prefix).parent / "cache"
+
+    @cache  # noqa: B019 - lives as long as the run
+    def _mock(self) -> MockDocuments:
+        return MockDocuments(self._tokenizer.vocab_size, self._tokenizer.eod_id)

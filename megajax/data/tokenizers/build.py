@@ -1,0 +1,72 @@
+"""The tokenizer that a configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from megajax.config.base import ConfigError
+from megajax.config.data import TokenizerConfig
+from megajax.data.tokenizers.fast import bert_wordpiece, gpt2_bpe, huggingface, train_wordpiece
+from megajax.data.tokenizers.null import NullTokenizer
+from megajax.data.tokenizers.pieces import SentencePieceTokenizer, train_sentencepiece
+from megajax.data.tokenizers.ranks import RankTokenizer
+from megajax.data.tokenizers.tokenizer import Tokenizer
+
+
+def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
+    """Load the tokenizer that a configuration names.
+
+    Raises:
+        ConfigError: a field is unset, or a file is missing or no tokenizer of that type.
+    """
+    extra = config.extra_ids
+    match config.type:
+        case "sentencepiece":
+            return SentencePieceTokenizer(_required(config, "model"), config.special_ids, extra)
+        case "gpt2_bpe":
+            return gpt2_bpe(_required(config, "vocab"), _required(config, "merges"), extra)
+        case "huggingface":
+            return huggingface(_required(config, "model"), extra)
+        case "bert_wordpiece":
+            return bert_wordpiece(_required(config, "vocab"), config.lower_case, extra)
+        case "tiktoken":
+            return RankTokenizer(_required(config, "model"), config)
+        case "null":
+            if config.vocab_size is None:
+                raise ConfigError("tokenizer.vocab_size is not set: tokenizer.type null needs the number of its ids")
+            return NullTokenizer(config.vocab_size, extra)
+
+
+def needs_training(config: TokenizerConfig) -> bool:
+    """Whether a configuration gives the size of a tokenizer in place of its file."""
+    file = {"sentencepiece": config.model, "bert_wordpiece": config.vocab}.get(config.type, "none is trained")
+    return file is None and config.vocab_size is not None
+
+
+def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], directory: Path) -> TokenizerConfig:
+    """Train a tokenizer that `needs_training`, unless `directory` holds it already; return what names its file.
+
+    Raises:
+        ConfigError: the texts do not have that many pieces.
+    """
+    assert config.vocab_size is not None
+    if config.type == "bert_wordpiece":
+        path = directory / "vocab.txt"
+        if not path.exists():
+            train_wordpiece(texts, path, config.vocab_size, config.lower_case)
+        return replace(config, vocab=str(path))
+    path = directory / "tokenizer.model"
+    if not path.exists():
+        train_sentencepiece(texts, path, config.vocab_size)
+    return replace(config, model=str(path))
+
+
+def _required(config: TokenizerConfig, field: str) -> Path:
+    value = getattr(config, field)
+    if value is None:
+        raise ConfigError(f"tokenizer.{field} is not set: tokenizer.type {config.type} reads a file from there")
+    if not Path(value).is_file():
+        raise ConfigError(f"{value}: no such file (tokenizer.{field})")
+    return Path(value)

@@ -1,0 +1,181 @@
+"""What the `tokenizers` library runs: GPT-2's byte-level BPE, BERT's WordPiece, any Hugging Face tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from megajax.config.base import ConfigError
+from megajax.data.files import write_text
+from megajax.data.tokenizers.tokenizer import Tokenizer, file_identity, sentinel_names
+
+_GPT2_EOD = "<|endoftext|>"
+_KNOWN_EODS = (_GPT2_EOD, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+_ROLES = ("eos", "bos", "pad", "unk", "cls", "sep", "mask")
+_BERT_NAMES = {role: f"[{role.upper()}]" for role in _ROLES}
+_BERT_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""What every BERT vocabulary holds."""
+
+
+class FastTokenizer(Tokenizer):
+    """A tokenizer of the `tokenizers` library.
+
+    Args:
+        tokenizer: the library's object.
+        names: the special tokens it has, by role; "eos" ends documents.
+        kind: `tokenizer.type`.
+        files: that describe it.
+        extra_ids: T5 sentinels it should have.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, names: dict[str, str], kind: str, *files: Path, extra_ids: int):
+        # what a tokenizer.json asks for at inference would cut and pad documents
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.add_special_tokens(sentinel_names(extra_ids))
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+        ids: dict[str, Any] = {role: tokenizer.token_to_id(name) for role, name in names.items()}
+        self.eod_id = ids["eos"]
+        self.bos_id, self.pad_id, self.unk_id = ids.get("bos"), ids.get("pad"), ids.get("unk")
+        self.cls_id, self.sep_id, self.mask_id = ids.get("cls"), ids.get("sep"), ids.get("mask")
+        vocabulary = tokenizer.get_vocab()
+        self.sentinel_ids = tuple(vocabulary[name] for name in sentinel_names(extra_ids))
+        # a vocabulary may have gaps
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.identity = file_identity(kind, self.vocab_size, *files)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of some texts."""
+        return [encoded.ids for encoded in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of some ids, special tokens by their name."""
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def id_of(self, name: str) -> int | None:
+        """Return the id of a special token; None where there is none."""
+        return self._tokenizer.token_to_id(name)
+
+    @cached_property
+    def continuations(self) -> np.ndarray:
+        """Whether a piece goes on with the word before it (WordPiece's ##), bool [vocab_size]."""
+        found = np.zeros(self.vocab_size, bool)
+        found[[i for piece, i in self._tokenizer.get_vocab().items() if piece.startswith("##")]] = True
+        return found
+
+
+def gpt2_bpe(vocab: Path, merges: Path, extra_ids: int = 0) -> FastTokenizer:
+    """Load the byte-level BPE of GPT-2 from vocab.json and merges.txt; `<|endoftext|>` ends a document."""
+    try:
+        model = models.BPE.from_file(str(vocab), str(merges))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{vocab}, {merges}: not a GPT-2 vocabulary and merges ({error})") from None
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if tokenizer.token_to_id(_GPT2_EOD) is None:
+        raise ConfigError(f"{vocab}: has no {_GPT2_EOD} to end documents with")
+    return FastTokenizer(tokenizer, {"eos": _GPT2_EOD}, "gpt2_bpe", vocab, merges, extra_ids=extra_ids)
+
+
+def huggingface(path: Path, extra_ids: int = 0) -> FastTokenizer:
+    """Load a tokenizer.json.
+
+    That file does not say which token ends a text: it is the eos_token of a tokenizer_config.json beside it, else the
+    first of the usual names that the vocabulary has.
+    """
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{path}: not a tokenizer.json ({error})") from None
+    special = _special_tokens(path.with_name("tokenizer_config.json"))
+    candidates = (special["eos"],) if "eos" in special else _KNOWN_EODS
+    known = [name for name in candidates if tokenizer.token_to_id(name) is not None]
+    if not known:
+        raise ConfigError(
+            f"{path}: has no {' or '.join(candidates)}; set eos_token in a tokenizer_config.json beside it"
+        )
+    special["eos"] = known[0]
+    return FastTokenizer(tokenizer, special, "huggingface", path, extra_ids=extra_ids)
+
+
+def _special_tokens(path: Path) -> dict[str, str]:
+    """Read the names of the special tokens from a tokenizer_config.json, where there is one."""
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({error})") from None
+    tokens = {role: config.get(f"{role}_token") for role in _ROLES}
+    names = {role: token["content"] if isinstance(token, dict) else token for role, token in tokens.items()}
+    return {role: name for role, name in names.items() if name is not None}
+
+
+def bert_wordpiece(vocab: Path, lower_case: bool, extra_ids: int = 0) -> FastTokenizer:
+    """Load a BERT vocab.txt (Megatron-LM's BertWordPieceLowerCase or BertWordPieceCase).
+
+    [BOS] and [EOS] are appended; [EOS] ends a document.
+    """
+    try:
+        model = models.WordPiece.from_file(str(vocab), unk_token="[UNK]", max_input_chars_per_word=200)
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{vocab}: not a WordPiece vocabulary ({error})") from None
+    tokenizer = _bert_pipeline(model, lower_case)
+    missing = [name for name in _BERT_PIECES if tokenizer.token_to_id(name) is None]
+    if missing:
+        raise ConfigError(f"{vocab}: has no {', '.join(missing)}: not the vocabulary of a BERT")
+    tokenizer.add_special_tokens(["[BOS]", "[EOS]"])
+    built = FastTokenizer(tokenizer, _BERT_NAMES, "bert_wordpiece", vocab, extra_ids=extra_ids)
+    built.identity["lower_case"] = int(lower_case)
+    return built
+
+
+def _bert_pipeline(model: models.Model, lower_case: bool) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def train_wordpiece(texts: Iterable[str], out_path: str | Path, vocab_size: int, lower_case: bool) -> None:
+    """Train a WordPiece vocabulary of up to `vocab_size` pieces on some texts and write it as a vocab.txt.
+
+    The same texts give the same file. All of them are held in memory: train on a part of a large corpus.
+
+    Raises:
+        ConfigError: the letters of the texts alone are more pieces.
+    """
+    texts = list(texts)
+    # The library numbers letters as its hash table has them and breaks ties by number: give it their order
+    letters = sorted(_wordpieces(texts, len(_BERT_PIECES), _BERT_PIECES, lower_case))
+    given = [*_BERT_PIECES, *(piece for piece in letters if piece not in _BERT_PIECES)]
+    if len(given) > vocab_size:
+        raise ConfigError(f"tokenizer.vocab_size {vocab_size}: this text has {len(given)} letters and special pieces")
+    pieces = _wordpieces(texts, vocab_size, given, lower_case)
+    out_path = Path(out_path)
+    out_path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out_path, "".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.__getitem__)))
+
+
+def _wordpieces(texts: Sequence[str], size: int, first: Sequence[str], lower_case: bool) -> dict[str, int]:
+    """Train: `first`, then the commonest letters, then merges as far as `size` has room."""
+    tokenizer = _bert_pipeline(models.WordPiece(unk_token="[UNK]"), lower_case)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=list(first), limit_alphabet=1000, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.get_vocab()

@@ -1,0 +1,36 @@
+"""Text that is token ids already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megajax.config.base import ConfigError
+from megajax.data.tokenizers.tokenizer import Tokenizer
+
+
+class NullTokenizer(Tokenizer):
+    """Ids as integers between spaces; id `ids` comes after them and ends a document, sentinels come after that."""
+
+    def __init__(self, ids: int, extra_ids: int = 0):
+        self.eod_id, self.vocab_size = ids, ids + 1 + extra_ids
+        self.sentinel_ids = tuple(range(ids + 1, self.vocab_size))
+        self.identity = {"type": "null", "vocab_size": self.vocab_size}
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids written in a text."""
+        try:
+            ids = [int(word) for word in text.split()]
+        except ValueError as error:
+            raise ConfigError(f"tokenizer.type null reads integers between spaces: {error}") from None
+        for i in ids:
+            if not 0 <= i < self.eod_id:
+                raise ConfigError(f"token id {i} is not below tokenizer.vocab_size {self.eod_id}")
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids written in some texts."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Write ids as text."""
+        return " ".join(str(i) for i in ids)

@@ -1,0 +1,117 @@
+"""SentencePiece models: reading, and training one."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import sentencepiece
+
+from megajax.config.base import ConfigError
+from megajax.data.files import atomic_write
+from megajax.data.tokenizers.tokenizer import Tokenizer, file_identity, sentinel_names
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model; `</s>` ends a document (Megatron-LM's GPTSentencePieceTokenizer).
+
+    Args:
+        path: of the .model file.
+        special_ids: append what the model lacks of <CLS>, <SEP>, <EOD>, <MASK>, padding, beginning and end, in this
+            order; <EOD> ends a document (Megatron-LM's SentencePieceTokenizer).
+        extra_ids: T5 sentinels, appended last.
+    """
+
+    def __init__(self, path: Path, special_ids: bool = False, extra_ids: int = 0):
+        try:
+            self._model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+        except RuntimeError as error:
+            raise ConfigError(f"{path}: not a SentencePiece model ({error})") from None
+        self._added: list[str] = []
+        self.bos_id, self.pad_id = _present(self._model.bos_id()), _present(self._model.pad_id())
+        self.unk_id = _present(self._model.unk_id())
+        if special_ids:
+            self.cls_id, self.sep_id, self.eod_id, self.mask_id = map(self._id, ("<CLS>", "<SEP>", "<EOD>", "<MASK>"))
+            self.pad_id = self._id("<PAD>") if self.pad_id is None else self.pad_id
+            self.bos_id = self._id("<BOS>") if self.bos_id is None else self.bos_id
+            if self._model.eos_id() < 0:
+                self._id("<EOS>")  # used by nothing here, but counted by Megatron
+        elif self._model.eos_id() < 0:
+            raise ConfigError(f"{path}: has no end-of-sentence piece to end documents with: set tokenizer.special_ids")
+        else:
+            self.eod_id = self._model.eos_id()
+        self.sentinel_ids = tuple(map(self._id, sentinel_names(extra_ids)))
+        self.vocab_size = len(self._model) + len(self._added)
+        self.identity = file_identity("sentencepiece", self.vocab_size, path)
+
+    def _id(self, name: str) -> int:
+        """Id of a piece, which is appended where the model lacks it."""
+        found = self._model.piece_to_id(name)
+        if self._model.id_to_piece(found) == name:
+            return found
+        self._added.append(name)
+        return len(self._model) + len(self._added) - 1
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+        return self._model.encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of some texts."""
+        return self._model.encode(list(texts), num_threads=1)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of some ids; control pieces have none, appended ones their name."""
+        size, text = len(self._model), ""
+        for is_piece, group in groupby(map(int, ids), lambda i: i < size):
+            run = list(group)
+            text += self._model.decode(run) if is_piece else "".join(self._added[i - size] for i in run)
+        return text
+
+
+def _present(piece: int) -> int | None:
+    return piece if piece >= 0 else None
+
+
+def train_sentencepiece(texts: Iterable[str], out_path: str | Path, vocab_size: int) -> None:
+    """Train a lossless BPE with byte fallback on some texts and write it as a SentencePiece .model.
+
+    Nothing is normalised and bytes stand in for what has no piece, line ends included: `decode(encode(text)) == text`
+    for every text without U+2581, SentencePiece's own sign for a space. The same texts give the same file. All of them
+    are held in memory: train on a part of a large corpus.
+
+    Raises:
+        ConfigError: there is no text, or too little or too much of it for that many pieces.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_lines(texts),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size,
+            byte_fallback=True,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = str(error).rpartition("] ")[2] or "there is none"
+        raise ConfigError(f"tokenizer.vocab_size {vocab_size}: not that many pieces in this text: {reason}") from None
+    out_path = Path(out_path)
+    out_path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(out_path) as file:
+        file.write(model.getvalue())
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    """Cut texts at line ends, and lines at SentencePiece's limit of 4,192 bytes, beyond which it would drop them."""
+    for text in texts:
+        for line in text.split("\n"):
+            for start in range(0, len(line), 1000):
+                yield line[start : start + 1000]
