@@ -95,7 +95,7 @@ def sharding_of(config: Config, devices: int | None = None) -> Sharding:
     """
     parallel, sizes = config.parallel, _mesh_sizes(config, devices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-    rules = Rules(mesh, parallel.sequence_parallel, parallel.zero)
+    rules = Rules.of(mesh, parallel)
     config = with_vocabulary(config)
     state = jax.eval_shape(lambda: init_state(jax.random.key(0), config, optimizer_for(config)))
     shardings: TrainState = rules.shardings(state)

@@ -26,6 +26,7 @@ from megajax.cluster import Cluster, Watchdog, check_devices, detect, devices_by
 from megajax.config import ClusterConfig, Config, ConfigError, check_batch, check_training, dump_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.data.build import build_datasets
+from megajax.data.consumed import Mix, TrainingData
 from megajax.data.dataset import Batch as HostBatch
 from megajax.data.loader import Loader
 from megajax.in_turn import in_turn
@@ -37,7 +38,7 @@ from megajax.observe.report import Reporter
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh, deterministic_kernels, simulate_devices
 from megajax.parallel.rules import Rules
-from megajax.training.announce import announce, throughput_of
+from megajax.training.announce import announce, announce_data, throughput_of
 from megajax.training.batch_size import BatchSizeRamp
 from megajax.training.canonical import CanonicalForm
 from megajax.training.compiled import CompiledStep
@@ -49,7 +50,7 @@ from megajax.training.pulse import Pulse
 from megajax.training.run_directory import RunDirectory
 from megajax.training.sample import encode_prompt, print_sample
 from megajax.training.schedule import Schedule
-from megajax.training.setup import check_order, check_tokenizer, prepare
+from megajax.training.setup import changes, check_tokenizer, prepare
 from megajax.training.step import batch_shardings, build_eval_step, build_init, build_train_step
 from megajax.training.stop import Request, Requests
 
@@ -138,44 +139,47 @@ class Trainer:
         check_batch(config, mesh.shape["data"])
         if warning := tensor_warning(mesh.shape["tensor"], jax.devices(), cluster.hosts):
             log.warning(warning)
-        rules = Rules(mesh, config.parallel.sequence_parallel, config.parallel.zero)
+        rules = Rules.of(mesh, config.parallel)
 
-        # Data: which samples a step sees is a function of the samples consumed before it, and of nothing else.
+        # Text: token files and tokenizer, and the vocabulary size that follows from it.
         with cluster.first_alone("data"):
             config, self.tokenizer = prepare(config, run)
         self.config = config
-        self.ramp = BatchSizeRamp.from_config(config.train)
-        self.steps = config.train.steps or self.ramp.steps_for_samples(config.train.samples or 0)
-        samples = config.train.samples or self.steps * config.train.global_batch_size
-        if self.steps == 0:
-            raise ConfigError(f"train.samples {samples} is less than one global batch: raise it")
         encode_prompt(config, self.tokenizer)
-        held_out = None if config.evaluation.steps else 0  # one epoch, or nothing
-        counts = {"train": samples, "valid": held_out, "test": held_out}
-        self.datasets = build_datasets(config.data, counts, config.train.seed, self.tokenizer)
-        if self.datasets["train"] is None:
-            raise ConfigError(f"data.split {config.data.split} leaves no document to train on")
-        self.dataset = self.datasets["train"]
 
-        # Step: shapes and shardings first, numbers later, so that nothing is ever held unsharded.
+        # State: shapes and shardings first, so that nothing is ever held unsharded; then restored, or drawn, in shards.
         kernel = choose_attention(config, jax.default_backend())
-        schedule = Schedule.from_config(config.optim, samples, config.train.global_batch_size)
         init, abstract_state, shardings = build_init(config, rules)
-        self.train_step = CompiledStep(build_train_step(config, rules, schedule, kernel.name), self._compiling)
-        self.feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config))
-        self.evaluator = Evaluator(build_eval_step(config, rules, kernel.name), self.feed, config)
-
-        # State: restored straight into its shards, or drawn in them.
         self.canonical = CanonicalForm(abstract_state, shardings, rules, config.parallel.chunks)
+        record = None
         if checkpoints.latest is None:
-            self.unevaluated = config.evaluation.every is not None
             self.state, self.step, self.consumed = in_turn(init(jax.random.key(config.train.seed))), 0, 0
             if config.init_from:
                 self.state = start_from(config.init_from, self.state, self.canonical, self.tokenizer)
         else:
             record = self.restore(step)
             self.step, self.consumed = record["step"], record["consumed_samples"]
-            self.unevaluated = self._due(config.evaluation.every) and not record["evaluated"]
+
+        # Data: which samples a step sees is a function of the samples consumed before it, and of nothing else.
+        self.ramp = BatchSizeRamp.from_config(config.train)
+        self.steps, self.samples = self.ramp.length(config.train, self.step, self.consumed)
+        held_out = None if config.evaluation.steps else 0  # one epoch, or nothing
+        counts = {"train": self.samples, "valid": held_out, "test": held_out}
+        before = Mix.from_record(record["data"]) if record else None
+        self.datasets = build_datasets(
+            config.data, counts, config.train.seed, self.tokenizer, config.model.family, config.model.pair_task,
+            before, self.consumed,
+        )  # fmt: skip
+        if not isinstance(self.datasets["train"], TrainingData):
+            raise ConfigError(f"data.split {config.data.split} leaves no document to train on")
+        self.dataset = self.datasets["train"]
+        self.unevaluated = self._due(config.evaluation.every) and not (record and record["evaluated"])
+
+        # Step: compiled when the first batch is there.
+        schedule = Schedule.from_config(config.optim, self.samples, config.train.global_batch_size)
+        self.train_step = CompiledStep(build_train_step(config, rules, schedule, kernel.name), self._compiling)
+        self.feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config))
+        self.evaluator = Evaluator(build_eval_step(config, rules, kernel.name), self.feed, config)
 
         self.validation: dict[int, float] = {}
         self.returns = Counter[int]()
@@ -184,6 +188,7 @@ class Trainer:
         self.watchdog = Watchdog(config.cluster.hang_seconds, str(run.path), cluster)
         self.reporter = Reporter(config.log, run.path, self.steps, self.step, throughput_of(config, mesh), clock)
         announce(config, mesh, kernel, self.datasets, self.steps, self.step, run)
+        announce_data(self.dataset, self.consumed, changes(record, config, self.samples) if record else [])
 
     def train(self, requests: Requests) -> Result:
         """Go from the current step to the last one, or to a request to stop."""
@@ -286,7 +291,6 @@ class Trainer:
             restored, record = self.checkpoints.restore(self.canonical.abstract, self.canonical.shardings, step)
             self.state = self.canonical.back(restored)
         check_tokenizer(self.tokenizer, record, self.run)
-        check_order(self.dataset.fingerprint, self.steps, record, self.run)
         return record
 
     def record(self) -> dict[str, Any]:
@@ -294,9 +298,10 @@ class Trainer:
         return {
             "step": self.step,
             "consumed_samples": self.consumed,
-            "steps": self.steps,
+            "samples": self.samples,
+            "batch_size": self.config.train.global_batch_size,
+            "data": self.dataset.at(self.consumed).to_record(),
             "tokenizer": self.tokenizer.identity,
-            "order": self.dataset.fingerprint,
             "evaluated": self.step in self.validation,
         }
 

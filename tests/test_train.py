@@ -25,7 +25,8 @@ def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 def test_a_run_says_what_it_does_and_learns(undisturbed: tuple[Path, str]) -> None:
     """Loud choices, Megatron's log line, and a loss that falls."""
     output, out = undisturbed
-    for expected in ("mesh: fsdp 2 x tensor 2", "attention: xla", "remat selective", "epoch(s)", "MFU = model FLOPs"):
+    choices = ("mesh: fsdp 2 x tensor 2", "attention: xla", "remat selective", "sources: share", "MFU = model FLOPs")
+    for expected in choices:
         assert expected in out
     assert out.count("| lm loss: ") == 4
     validation = [line["lm loss validation"] for line in records(output) if "lm loss validation" in line]

@@ -117,7 +117,8 @@ def layouts_on(config: Config, mesh: Mapping[str, int], sequence_parallel: Seque
         attention="auto" if ring else config.train.attention,
     )
     for c, z, s in product(chunks, zero, sequence_parallel):
-        yield replace(config, train=train, parallel=ParallelConfig(**mesh, chunks=c, zero=z, sequence_parallel=s))
+        parallel = ParallelConfig(**mesh, chunks=c, zero=z, sequence_parallel=s, whole_heads=False)
+        yield replace(config, train=train, parallel=parallel)
 
 
 def _divisors(number: int) -> list[int]:

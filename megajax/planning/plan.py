@@ -236,9 +236,14 @@ def plan(
     """
     if not tokens > 0:
         raise ConfigError(f"tokens is {tokens:g}: expected more than 0")
-    if config.model.family == "t5" or config.model.experts:
-        kind = "t5" if config.model.family == "t5" else "a mixture of experts"
-        raise ConfigError(f"{kind} cannot be planned yet, only models of one dense stack: train or verify it instead")
+    unplanned = {
+        "t5": config.model.family == "t5",
+        "a mixture of experts": config.model.experts > 0,
+        "parallel.whole_heads": config.parallel.whole_heads,
+    }
+    for kind, asked in unplanned.items():
+        if asked:
+            raise ConfigError(f"{kind} cannot be planned, only models of one dense stack whose heads are cut can")
     gpu = gpu_named(gpu) if isinstance(gpu, str) else gpu
     config, mesh = on_gpus(config, gpus)
     stages = {"first": 0, "middle": mesh["pipe"] // 2, "last": mesh["pipe"] - 1}

@@ -75,7 +75,7 @@ def _layouts(config: Config, mesh: Mapping[str, int], is_legal: Callable[[Config
     """The legal layouts of a mesh with every micro batch, the small ones first."""
     # Sequence parallelism costs nothing where it can be had.
     sequence_parallel = config.data.seq_length % (mesh["context"] * mesh["tensor"]) == 0
-    parallel = ParallelConfig(**mesh, zero=0, sequence_parallel=sequence_parallel)
+    parallel = ParallelConfig(**mesh, zero=0, whole_heads=False, sequence_parallel=sequence_parallel)
     train = replace(config.train, micro_batch_size=1)
     config = replace(config, model=fit_vocabulary(config.model, parallel), train=train, parallel=parallel)
     if config.train.attention == "cudnn" and mesh["context"] > 1:

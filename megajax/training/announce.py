@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Literal
 
@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from megajax.config.config import Config
 from megajax.config.parallel import REPLICAS
+from megajax.data.consumed import TrainingData
 from megajax.data.dataset import Dataset
 from megajax.models.sizes import parameter_count
 from megajax.observe.memory import device_memory
@@ -69,7 +70,7 @@ def announce(
         "precision": f"{train.precision}, remat {train.remat}",
         "attention": f"{kernel.name} ({kernel.reason})",
         "batch": f"{train.global_batch_size} x {config.data.seq_length} tokens, micro batch {train.micro_batch_size}",
-        "samples": f"{sizes}; {_epochs(datasets['train'])}",
+        "samples": sizes,
     }
     if config.parallel.pipe > 1:
         rows["pipeline"] = _pipeline(config, mesh)
@@ -88,6 +89,10 @@ def _pipeline(config: Config, mesh: Mesh) -> str:
     )
 
 
-def _epochs(dataset: Dataset | None) -> str:
-    epochs = getattr(dataset, "epochs", None)
-    return f"{epochs} epoch(s) of the training documents" if epochs else "blended sources"
+def announce_data(data: TrainingData, consumed: int, changed: Sequence[str]) -> None:
+    """Print, on process 0, where every source goes on and how often it will have been read by the end of the run."""
+    if jax.process_index() > 0:
+        return
+    head = [f"goes on at sample {consumed:,}, none is left out or comes twice"] if consumed else []
+    lines = [*head, *changed, *data.table(consumed)]
+    print("   sources: " + f"\n{'':12}".join(lines))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megajax.config.base import ConfigError
 from megajax.config.train import TrainConfig
 
 
@@ -40,13 +41,27 @@ class BatchSizeRamp:
         increments = consumed * (len(self.sizes) - 1) // max(self.ramp_samples, 1)
         return min(self.final, self.start + increments * self.increment)
 
-    def steps_for_samples(self, samples: int) -> int:
-        """Whole steps that fit into `samples`; what is left over is less than one batch and is not trained on."""
-        steps = consumed = 0
+    def length(self, train: TrainConfig, step: int = 0, consumed: int = 0) -> tuple[int, int]:
+        """Steps and samples of a run in all, of which some are done, with whatever batch size.
+
+        Raises:
+            ConfigError: it has no step.
+        """
+        if train.steps:
+            return train.steps, consumed + max(0, train.steps - step) * self.final
+        samples = train.samples or 0
+        steps = step + self.steps_for_samples(samples, consumed)
+        if steps == 0:
+            raise ConfigError(f"train.samples {samples} is less than one global batch: raise it")
+        return steps, samples
+
+    def steps_for_samples(self, samples: int, consumed: int = 0) -> int:
+        """Whole steps that fit between `consumed` and `samples`; what is left over, less than a batch, is not used."""
+        steps = 0
         while consumed <= self.ramp_samples:
             size = self.batch_size_at(consumed)
             if consumed + size > samples:
                 return steps
             consumed += size
             steps += 1
-        return steps + (samples - consumed) // self.final
+        return steps + max(0, samples - consumed) // self.final

@@ -117,7 +117,7 @@ def compile_step(config: Config, gpu: str) -> CompiledStep:
 
 def abstract_step(config: Config, devices: Sequence[jax.Device], attention: str) -> tuple[Any, Rules, Any, Any]:
     """The jitted training step, its rules, and the state and batch that it takes, without numbers."""
-    rules = Rules(build_mesh(_mesh(config), devices), config.parallel.sequence_parallel, config.parallel.zero)
+    rules = Rules.of(build_mesh(_mesh(config), devices), config.parallel)
     size = config.train.global_batch_size
     step = build_train_step(config, rules, Schedule.from_config(config.optim, size, size), attention)
     _, abstract, shardings = build_init(config, rules)

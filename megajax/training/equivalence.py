@@ -96,7 +96,7 @@ def compile_layout(config: Config) -> Compiled:
     parallel, train = config.parallel, config.train
     sizes = {axis: getattr(parallel, axis) for axis in AXES}
     mesh = build_mesh(sizes, jax.devices()[: prod(sizes.values())])
-    rules = Rules(mesh, parallel.sequence_parallel, parallel.zero)
+    rules = Rules.of(mesh, parallel)
     samples = train.samples or (train.steps or 1) * train.global_batch_size
     schedule = Schedule.from_config(config.optim, samples, train.global_batch_size)
     init, _, _ = build_init(config, rules)

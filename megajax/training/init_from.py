@@ -24,11 +24,15 @@ def import_start(loaded: Loaded) -> Sequence[str]:
     """Make a run of the Hugging Face model that `init_from` may name, in OUTPUT_DIR/init_from; the words that name it.
 
     Raises:
-        ConfigError: it cannot be imported, or every one of several processes would do so.
+        ConfigError: it is neither run nor model, it cannot be imported, or each of several processes would do so.
     """
     config = loaded.config
     if config.init_from is None or RunDirectory(Path(config.init_from)).config_file.is_file():
         return ()
+    if not Path(config.init_from, "config.json").is_file():
+        raise ConfigError(
+            f"init_from {config.init_from} is neither a run (config.yaml) nor a Hugging Face model (config.json)"
+        )
     if detect(os.environ, config.cluster).processes > 1:
         raise ConfigError(
             f"init_from {config.init_from} is no run yet, and several processes would import it: "

@@ -26,12 +26,15 @@ from megajax.config.train import CheckpointConfig
 
 FREE = (
     "output_dir", "parallel", "cluster", "health", "log", "evaluation", "profile",
-    "model.vocab_multiple", "train.steps", "train.samples", "train.micro_batch_size", "train.remat", "train.attention",
+    "model.vocab_multiple", "train.steps", "train.samples", "train.global_batch_size", "train.rampup",
+    "train.micro_batch_size", "train.remat", "train.attention",
     "checkpoint.every", "checkpoint.keep_last", "checkpoint.keep_every", "checkpoint.keep_best",
     "checkpoint.asynchronous", "checkpoint.local", "checkpoint.local_every",
     "train.deterministic", "train.exit_duration", "data.prefetch", "data.cache_dir",
+    "data.path", "data.train_path",
 )  # fmt: skip
-"""Keys and sections that may differ when a run is resumed: layout, reporting, saving, faults, and how long it runs."""
+"""Keys and sections that may differ when a run is resumed: layout, reporting, saving, faults, how long it runs, and
+the mix of sources and batch size, for which the samples read so far are accounted (`data.consumed`)."""
 
 
 @dataclass(frozen=True)

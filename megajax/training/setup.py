@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +13,6 @@ from megajax.data.prepare import prepare_text
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.training.run_directory import RunDirectory
 
-log = logging.getLogger(__name__)
-
 
 def prepare(config: Config, run: RunDirectory) -> tuple[Config, Tokenizer]:
     """Make (once) what `data.text` asks for, load the tokenizer and give the model its vocabulary size.
@@ -23,7 +20,8 @@ def prepare(config: Config, run: RunDirectory) -> tuple[Config, Tokenizer]:
     Raises:
         ConfigError: text or tokenizer cannot be used, or the tokenizer has more ids than `model.vocab_size`.
     """
-    data, tokenizer_config = prepare_text(config.data, config.tokenizer, run.path)
+    kind = config.data.kind_for(config.model.family)
+    data, tokenizer_config = prepare_text(config.data, config.tokenizer, run.path, kind)
     tokenizer = build_tokenizer(tokenizer_config)
     wanted = config.model.vocab_size
     if wanted is not None and wanted < tokenizer.vocab_size:
@@ -47,19 +45,21 @@ def check_tokenizer(tokenizer: Tokenizer, record: dict[str, Any], run: RunDirect
         )
 
 
-def check_order(order: str, steps: int, record: dict[str, Any], run: RunDirectory) -> None:
-    """Refuse to resume where sample numbers mean other samples.
+def changes(record: dict[str, Any], config: Config, samples: int) -> list[str]:
+    """Say what is different since a checkpoint was written, where it concerns which samples are read when.
 
-    A run that is made longer may need more epochs, and Megatron-LM's order of samples depends on their number: then the
-    order changes, which is said and not refused.
+    Args:
+        record: of the checkpoint.
+        config: as it is now.
+        samples: of the whole run, as it is now.
     """
-    if record["order"] == order:
-        return
-    if record["steps"] == steps:
-        raise ConfigError(
-            f"the training data of {run.path} changed since its checkpoint: restore it, or choose another output_dir"
+    size, lines = config.train.global_batch_size, []
+    if record["batch_size"] != size:
+        lines.append(
+            f"global batch: {size} samples instead of {record['batch_size']}, from step {record['step'] + 1} on"
         )
-    log.warning(
-        "train.steps was %d and is %d: the order of samples is that of the longer run, some may come twice",
-        record["steps"], steps,
-    )  # fmt: skip
+    if record["samples"] != samples:
+        lines.append(f"length: {samples:,} samples instead of {record['samples']:,}")
+        if not (config.optim.decay_samples or config.optim.decay_steps or config.optim.decay_style == "constant"):
+            lines.append("the learning rate decays over the new length (optim.decay_samples keeps the old curve)")
+    return lines
