@@ -17,7 +17,7 @@ from orbax.checkpoint.future import CommitFutureAwaitingContractedSignals, Futur
 
 from megajax.checkpoint.fingerprint import Words, digits
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 def described(record: dict[str, Any], arrays: dict[str, jax.Array]) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from megajax.config.model import ModelConfig
 Losses = dict[str, jax.Array]
 """Terms by the names under which Megatron-LM logs them, each a weighted sum, fp32 scalar."""
 
-COEFFICIENTS = {"lm loss": 1.0, "sop loss": 1.0}
+BESIDES = ("sop loss", "load_balancing_loss", "z_loss")
+"""Terms that a model may have besides "lm loss"."""
 
 
 def coefficients(config: ModelConfig) -> dict[str, float]:
     """Factor of every term that a model may have."""
-    return {**COEFFICIENTS, "load_balancing_loss": config.balance_loss, "z_loss": config.z_loss}
+    return {"lm loss": 1.0, "sop loss": 1.0, "load_balancing_loss": config.balance_loss, "z_loss": config.z_loss}
 
 
 def add(a: Losses, b: Losses) -> Losses:

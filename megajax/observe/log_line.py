@@ -8,7 +8,8 @@ After the standard fields come `tokens per second: ... | MFU (%): ... | input wa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from megajax.observe.throughput import Speed
@@ -64,6 +65,8 @@ class LogRecord:
     """Of the last step, as are the scale and the norms."""
     loss: float | None
     """Mean of the steps that were not skipped; None if there is none."""
+    others: Mapping[str, float] = field(default_factory=dict)
+    """Further losses, of the last step."""
     loss_scale: float
     grad_norm: float
     params_norm: float | None = None
@@ -84,6 +87,7 @@ def format_log_line(record: LogRecord, now: datetime) -> str:
         f"learning rate: {r.learning_rate:.6E}",
         f"global batch size: {r.batch_size:5d}",
         *([f"lm loss: {r.loss:.6E}"] if r.loss is not None else []),
+        *(f"{name}: {loss:.6E}" for name, loss in r.others.items()),
         f"loss scale: {r.loss_scale:.1f}",
         f"grad norm: {r.grad_norm:.3f}",
         *([f"params norm: {r.params_norm:.3f}"] if r.params_norm is not None else []),

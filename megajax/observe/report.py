@@ -16,7 +16,8 @@ The training loop hands over each step's metrics as soon as the step is dispatch
 
 `flush` belongs before a checkpoint too: a run resumed from it expects the records up to its step. Metrics go by
 Megatron-LM's names: `lm loss`, `learning-rate`, `grad-norm`, `loss-scale`, `skipped` (0 or 1), optionally
-`params-norm`, and any other, which goes to the metrics files only. Every process calls the reporter; process 0 reports.
+`params-norm`, the losses of `models.losses.BESIDES`, and any other, which goes to the metrics files only. Every process
+calls the reporter; process 0 reports.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import jax
 import numpy as np
 
 from megajax.config.train import LogConfig
+from megajax.models.losses import BESIDES
 from megajax.observe.clock import Clock
 from megajax.observe.goodput import Ledger, describe_goodput, goodput
 from megajax.observe.late import LateMetrics, StepMetrics
@@ -181,6 +183,7 @@ class Reporter:
             input_share=interval.input_seconds / interval.seconds,
             learning_rate=done.scalars["learning-rate"],
             loss=interval.loss,
+            others={name: done.scalars[name] for name in BESIDES if name in done.scalars},
             loss_scale=done.scalars["loss-scale"],
             grad_norm=done.scalars["grad-norm"],
             params_norm=done.scalars.get("params-norm"),

@@ -42,7 +42,7 @@ DAMAGE = {
     "record/metadata": lambda path: shutil.rmtree(path / "record"),
     "the record is not what was saved": lambda path: edit(path / "record/metadata", '"step": 20', '"step": 21'),
     "record: the record": lambda path: edit(path / "record/metadata", "weight", "wdight"),
-    "/record: the": lambda path: edit(path / "record/metadata", '"version": 2', '"version": 3'),
+    "/record: the": lambda path: edit(path / "record/metadata", '"version": 3', '"version": 4'),
     "weight/.zarray is not what": lambda path: edit(path / "state/weight/.zarray", "[4]", "[5]"),
     "count/.zarray is not what": lambda path: edit(path / "state/count/.zarray", "<i4", "<u4"),
     "zero": lambda path: edit(path / "state/weight/.zarray", '"chunks":[4]', '"chunks":[0]'),

@@ -68,7 +68,7 @@ def test_any_mesh_to_any_mesh(saved: tuple[Path, dict[str, np.ndarray]], layout:
         restored = checkpoints.restore(abstract, places)
     fingerprints, kinds = restored.record.pop("fingerprint"), restored.record.pop("arrays")
     assert kinds["step"] == ["int32"] and kinds.keys() == fingerprints.keys()
-    assert restored.record == {"version": 2, "step": 1, "consumed_samples": 8}
+    assert restored.record == {"version": 3, "step": 1, "consumed_samples": 8}
     assert fingerprints == fingerprint(restored.state)
     for leaf, place in zip(jax.tree.leaves(restored.state), jax.tree.leaves(places), strict=True):
         assert leaf.sharding.is_equivalent_to(place, leaf.ndim)

@@ -86,3 +86,8 @@ def test_evaluation_lines():
 @pytest.mark.parametrize(("loss", "ppl"), [(0.0, "1.000000E+00"), (50.0, "4.851652E+08")])
 def test_perplexity_is_cut_at_a_loss_of_20(loss, ppl):
     assert f"lm loss PPL: {ppl}" in format_evaluation(1, loss, "test")
+
+
+def test_further_losses_follow_the_first():
+    line = format_log_line(record(others={"sop loss": 0.693147}), NOW)
+    assert "| lm loss: 6.496762E+00 | sop loss: 6.931470E-01 | loss scale" in line
