@@ -1,6 +1,7 @@
-"""`python -m megajax.convert import SRC --out RUN` and `export RUN --out DIR`: Hugging Face models in and out.
+"""`python -m megajax.convert import SRC --out RUN` and `export RUN --out DIR`: models from elsewhere in, and out.
 
-`megajax.training.huggingface` says what is in such a run, `megajax.checkpoint.hf` which families there are.
+Hugging Face models go both ways: `megajax.training.huggingface` says what is in such a run, `megajax.checkpoint.hf`
+which families there are. Checkpoints of Megatron-LM come in (`megajax.training.megatron`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import sys
 from pathlib import Path
 
 from megajax.checkpoint.hf.source import PRECISIONS
+from megajax.checkpoint.megatron.read import is_megatron
 from megajax.config import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.training.huggingface import export_model, import_model
+from megajax.training.megatron import import_megatron
 
 ONLY = {"import": ("words", "interleaved_rope"), "export": ("step", "dtype")}
 """What belongs to one of the two."""
@@ -29,7 +32,10 @@ def main(argv: list[str]) -> None:
             if action != given.action and getattr(given, name):
                 what = f"--{name.replace('_', '-')}" if name != "words" else given.words[0]
                 raise ConfigError(f"{what} is for `convert {action}`: leave it out")
-    if given.action == "import":
+    if given.action == "import" and is_megatron(given.source):
+        import_megatron(given.source, given.out, given.words)
+        print(f"{given.out} is a run with the weights of {given.source}")
+    elif given.action == "import":
         import_model(given.source, given.out, given.words, interleaved_rope=given.interleaved_rope)
         print(f"{given.out} is a run with the weights of {given.source}")
     else:
@@ -39,11 +45,13 @@ def main(argv: list[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
-        prog="python -m megajax.convert", description="Hugging Face models in and out.", allow_abbrev=False
+        prog="python -m megajax.convert",
+        description="Hugging Face models in and out, checkpoints of Megatron-LM in.",
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("action", choices=list(ONLY), help="make a run of a model, or a model of a run")
-    add("source", type=Path, metavar="SRC", help="a model's directory or .safetensors file; a run")
+    add("source", type=Path, metavar="SRC", help="a model's directory or .safetensors file, or Megatron-LM's; a run")
     add("words", nargs="*", metavar="KEY=VALUE", help="import: values of the run's configuration")
     add("--out", type=Path, required=True, metavar="DIR", help="the run, or the model, that is made; must not exist")
     add("--interleaved-rope", action="store_true", help="import: rotary pairs are neighbours (LLaMA's first release)")

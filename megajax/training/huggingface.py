@@ -61,7 +61,7 @@ def import_model(source: Path, out: Path, words: Sequence[str] = (), *, interlea
     Raises:
         ConfigError: the files are damaged, or describe a model that has no counterpart here.
     """
-    with _staged(out) as staged, open_source(source) as files:
+    with staged_directory(out) as staged, open_source(source) as files:
         family = family_of(files.settings)
         folder = staged / FOLDER
         folder.mkdir()
@@ -109,7 +109,7 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
     if precision:
         settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = PRECISIONS[precision].word
     outgoing = Outgoing(checkpoint, record, moves)
-    with _staged(out) as staged:
+    with staged_directory(out) as staged:
         outgoing.write(staged, manifest, PRECISIONS[precision].name if precision else None)
         for path in _carried(imported) if imported.is_dir() else _own_tokenizer(run, config.tokenizer):
             shutil.copyfile(path, staged / path.name)
@@ -219,7 +219,7 @@ def _carried(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _staged(out: Path) -> Iterator[Path]:
+def staged_directory(out: Path) -> Iterator[Path]:
     """A directory that becomes `out` if all goes well, and else is removed."""
     if out.exists():
         raise ConfigError(f"{out} exists: choose another directory, or delete it")

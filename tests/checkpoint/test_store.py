@@ -222,7 +222,7 @@ def test_another_format_version_is_refused(tmp_path: Path) -> None:
         checkpoints.save(1, small_state(1), {"version": 0})
         checkpoints.wait()
         state = small_state(0)
-        with pytest.raises(ConfigError, match="format 0, this version of megajax reads 2"):
+        with pytest.raises(ConfigError, match="format 0, this version of megajax reads 3"):
             checkpoints.restore(state, shardings(state))
 
 

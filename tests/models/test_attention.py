@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from megajax.config.data import DataConfig
+from megajax.config.model import ModelConfig
 from megajax.data.batch import make_batch
 from megajax.models.attention import Attention
 from megajax.models.attention_kernels import Pattern, xla_attention
@@ -44,7 +45,7 @@ def test_matches_loops(kv_heads, segments):
     out = attention(q, k, v, segment_ids=None if segments is None else numbers)
 
     rows = zip(*(x.astype(np.float64) for x in (q, k, v)), numbers, strict=True)
-    np.testing.assert_allclose(out, [reference.attend(*row) for row in rows], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out, [reference.attend(*row, ModelConfig()) for row in rows], rtol=1e-5, atol=1e-6)
 
 
 def test_grouped_queries_share_a_key():

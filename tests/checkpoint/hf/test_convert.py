@@ -47,7 +47,7 @@ def test_round_trip(model_type: str, tmp_path: Path) -> None:
     state, record = restored(tmp_path / "run")
     assert state.word_embedding.shape == (64, 16) and not state.word_embedding[50:].any()
     assert record["fingerprint"] == {f"params.{name}": value for name, value in fingerprint(state).items()}
-    assert (record["version"], record["step"], record["imported"]) == (2, 0, model_type)
+    assert (record["version"], record["step"], record["imported"]) == (3, 0, model_type)
     export_model(tmp_path / "run", tmp_path / "out")
     assert (tmp_path / "out/model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
     assert json.loads((tmp_path / "out/config.json").read_text()) == json.loads((source / "config.json").read_text())

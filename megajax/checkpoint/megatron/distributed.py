@@ -1,0 +1,59 @@
+"""Checkpoints in PyTorch's distributed format (`--ckpt-format torch_dist`, the default): whole tensors, one at a time.
+
+iter_0000100/metadata.json, common.pt (args), .metadata, __*_*.distcp
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megajax.checkpoint.megatron.names import canonical
+from megajax.checkpoint.megatron.torch_files import load, numbers, torch
+from megajax.config.base import ConfigError
+
+STACK = "decoder.layers."
+
+
+class DistributedFiles:
+    """The weights of one iteration; layers are stacked in one tensor, or each has its own."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read what there is.
+
+        Raises:
+            ConfigError: the files are damaged.
+        """
+        self._reader = torch().distributed.checkpoint.FileSystemReader(directory)
+        self.args: Namespace = load(directory / "common.pt")["args"]
+        try:
+            stored = self._reader.read_metadata().state_dict_metadata
+        except Exception as error:  # a damaged pickle may raise anything
+            raise ConfigError(f"{directory / '.metadata'} cannot be read ({error})") from None
+        self._stored: dict[str, tuple[str, Any]] = {}
+        for key, about in stored.items():
+            if hasattr(about, "size") and not key.startswith(("optimizer.", "rng_state")) and (name := canonical(key)):
+                self._stored[name] = key, about
+        self.whole_names = {name for name in self._stored if not name.startswith(STACK)}
+        rest = [name.removeprefix(STACK) for name in self._stored if name.startswith(STACK)]
+        self._stacked = not any(name.split(".")[0].isdigit() for name in rest)
+        self.layer_names = set(rest) if self._stacked else {name.partition(".")[2] for name in rest}
+        self._read: tuple[str, np.ndarray] | None = None
+
+    def whole(self, name: str) -> np.ndarray:
+        """A tensor of the model."""
+        key, about = self._stored[name]
+        empty = torch().empty(about.size, dtype=about.properties.dtype)
+        torch().distributed.checkpoint.load({key: empty}, storage_reader=self._reader, no_dist=True)
+        return numbers(empty)
+
+    def layer(self, number: int, name: str) -> np.ndarray:
+        """A tensor of a layer; the stack that it was in is kept until another one is asked for."""
+        if not self._stacked:
+            return self.whole(f"{STACK}{number}.{name}")
+        if self._read is None or self._read[0] != name:
+            self._read = name, self.whole(STACK + name)
+        return self._read[1][number]

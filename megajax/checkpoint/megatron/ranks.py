@@ -1,0 +1,137 @@
+"""Checkpoints with one file per rank (`--ckpt-format torch`): whole tensors put together from their shards.
+
+iter_0000100/mp_rank_{tensor:02d}[_{pipe:03d}]/model_optim_rng.pt    model, or model0, model1, ... of virtual stages
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megajax.checkpoint.megatron.names import canonical
+from megajax.checkpoint.megatron.torch_files import load, numbers
+from megajax.config.base import ConfigError
+
+FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?$")
+ROWS = ("word_embeddings.weight", "output_layer.weight", "linear_qkv.weight", "linear_qkv.bias")
+"""Cut along their first dimension."""
+GATED = ("linear_fc1.weight", "linear_fc1.bias")
+"""The same, gate and up each."""
+COLUMNS = ("linear_proj.weight", "linear_fc2.weight")
+"""Cut along their second."""
+
+Chunk = dict[str, Any]
+"""Tensors of one virtual stage on one rank, by name."""
+
+
+class RankFiles:
+    """The weights of one iteration."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open all files.
+
+        Raises:
+            ConfigError: one is missing, or the layers do not add up.
+        """
+        self.where = directory
+        files = {_rank(path): _contents(path) for path in directory.iterdir() if FOLDER.search(path.name)}
+        self.tensor, self.pipe = (1 + max(rank[i] for rank in files) for i in (0, 1))
+        for rank in np.ndindex(self.tensor, self.pipe):
+            if rank not in files:
+                raise ConfigError(f"{directory} has no file of tensor rank {rank[0]}, pipeline rank {rank[1]}")
+        first = files[0, 0]
+        self.args: Namespace = first["args"]
+        self._version = float(first.get("checkpoint_version", 0))
+        self._chunks = {rank: list(_chunks(contents)) for rank, contents in files.items()}
+        self._places = dict(self._layers())
+        if len(self._places) != self.args.num_layers:
+            raise ConfigError(f"{directory} holds {len(self._places)} layers, its args say {self.args.num_layers}")
+        stages = [self._chunks[0, pipe] for pipe in range(self.pipe)]
+        names = {name for chunks in stages for chunk in chunks for name in chunk}
+        self.whole_names = {name for name in names if not name.startswith("decoder.layers.")}
+        self.layer_names = {name.split(".", 3)[3] for name in names - self.whole_names}
+
+    def whole(self, name: str) -> np.ndarray:
+        """A tensor of the model; a tied table has copies in two stages, the first one's is taken."""
+        for pipe in range(self.pipe):
+            for number, chunk in enumerate(self._chunks[0, pipe]):
+                if name in chunk:
+                    return self._joined(pipe, number, name)
+        raise KeyError(name)
+
+    def layer(self, number: int, name: str) -> np.ndarray:
+        """A tensor of a layer."""
+        pipe, chunk, local = self._places[number]
+        return self._joined(pipe, chunk, f"decoder.layers.{local}.{name}")
+
+    def _layers(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
+        """(layer, (stage, virtual stage, its number there)): virtual stages go round the stages."""
+        first = 0
+        for chunk in range(len(self._chunks[0, 0])):
+            for pipe in range(self.pipe):
+                names = (name.split(".") for name in self._chunks[0, pipe][chunk])
+                local = sorted({int(parts[2]) for parts in names if parts[:2] == ["decoder", "layers"]})
+                for offset, number in enumerate(local):
+                    yield first + offset, (pipe, chunk, number)
+                first += len(local)
+
+    def _joined(self, pipe: int, chunk: int, name: str) -> np.ndarray:
+        try:
+            parts = [numbers(self._chunks[tensor, pipe][chunk][name]) for tensor in range(self.tensor)]
+        except KeyError:
+            raise ConfigError(f"{self.where}: some tensor rank of stage {pipe} lacks {name}") from None
+        if "linear_qkv" in name and self._version < 2:
+            parts = [self._reordered(part) for part in parts]
+        if name.endswith(GATED) and getattr(self.args, "swiglu", False):
+            halves = [np.split(part, 2) for part in parts]
+            return np.concatenate([half[i] for i in (0, 1) for half in halves])
+        if name.endswith(ROWS + GATED):
+            return np.concatenate(parts)
+        return np.concatenate(parts, axis=1) if name.endswith(COLUMNS) else parts[0]
+
+    def _reordered(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of linear_qkv of old versions, [3, heads, dim] (0) or [heads, dim, 3] (1), as [heads, 3, dim]."""
+        heads = self.args.num_attention_heads // self.tensor
+        dim, rest = len(rows) // (3 * heads), rows.shape[1:]
+        if self._version >= 1:
+            return np.moveaxis(rows.reshape(heads, dim, 3, *rest), 2, 1).reshape(rows.shape)
+        return np.moveaxis(rows.reshape(3, heads, dim, *rest), 0, 1).reshape(rows.shape)
+
+
+def _rank(path: Path) -> tuple[int, int]:
+    found = FOLDER.search(path.name)
+    assert found is not None
+    return int(found[1]), int(found[2] or 0)
+
+
+def _contents(folder: Path) -> dict[str, Any]:
+    files = sorted(folder.glob("model*.pt"))
+    if not files:
+        raise ConfigError(f"{folder} has no model_optim_rng.pt")
+    contents = load(files[0])
+    if "args" not in contents or not ("model" in contents or "model0" in contents):
+        raise ConfigError(f"{files[0]} lacks `args` or `model`: it is no checkpoint of Megatron-LM")
+    return contents
+
+
+def _chunks(contents: Mapping[str, Any]) -> Iterator[Chunk]:
+    if "model" in contents:
+        yield dict(_flat(contents["model"]))
+    number = 0
+    while f"model{number}" in contents:
+        yield dict(_flat(contents[f"model{number}"]))
+        number += 1
+
+
+def _flat(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Tensors of nested dictionaries, as old versions have them, by canonical name."""
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif hasattr(value, "detach") and (name := canonical(f"{prefix}{key}")):
+            yield name, value

@@ -1,0 +1,56 @@
+"""Runs of Megatron-LM's checkpoints: weights and architecture come over, the optimizer's state does not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from megajax.checkpoint.imported import ParamsWriter
+from megajax.checkpoint.megatron.arguments import read_architecture
+from megajax.checkpoint.megatron.read import open_checkpoint, pieces, shapes
+from megajax.config import Config, ConfigError, TokenizerConfig, check_config, dump_config, load_config
+from megajax.data.tokenizers import build_tokenizer
+from megajax.training.huggingface import staged_directory
+
+log = logging.getLogger(__name__)
+
+
+def import_megatron(source: Path, out: Path, words: Sequence[str] = ()) -> None:
+    """Make a run of a checkpoint of Megatron-LM, of any tensor, pipeline and virtual pipeline size.
+
+    Args:
+        source: folder with latest_checkpointed_iteration.txt, or one iteration of it.
+        out: directory of the run, which must not exist.
+        words: `KEY=VALUE` that the checkpoint does not say: `tokenizer.*`, and `model.vocab_size`, without which all
+            rows of its padded vocabulary count.
+
+    Raises:
+        ConfigError: PyTorch is missing, the files are damaged, or the model has no counterpart here.
+    """
+    files = open_checkpoint(source)
+    model = read_architecture(files.args)
+    with staged_directory(out) as staged:
+        rows = model.vocab_size or 1
+        ids = TokenizerConfig(type="null", vocab_size=rows - 1)  # and one that ends documents
+        given = Config(output_dir=str(out), model=model, tokenizer=ids)
+        file = staged / "config.yaml"
+        file.write_text(dump_config(given), encoding="utf-8")
+        length = min(getattr(files.args, "seq_length", model.max_positions), model.max_positions)
+        config = load_config(file, [f"data.seq_length={length}", *words]).config
+        tokenizer = build_tokenizer(config.tokenizer)
+        size = config.model.vocab_size or rows
+        if size > rows:
+            raise ConfigError(f"model.vocab_size is {size}, the checkpoint has {rows} rows: lower it")
+        check_config(config)
+        file.write_text(dump_config(config), encoding="utf-8")
+        log.info("%d of %d rows of the vocabulary count; the optimizer's state is left behind", size, rows)
+
+        stored = replace(config.model, vocab_multiple=1)
+        writer = ParamsWriter(staged / "checkpoints")
+        for name, shape in shapes(stored).items():
+            writer.create(name, shape, depth=int(name.startswith("blocks.")))
+        for name, index, value in pieces(files, stored):
+            writer.put(name, index, value)
+        writer.finish({"consumed_samples": 0, "tokenizer": tokenizer.identity, "imported": "megatron"})
