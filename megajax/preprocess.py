@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from megajax.config.base import ConfigError
@@ -54,6 +55,8 @@ def main(argv: list[str]) -> None:
         raise ConfigError("--output-prefix is not set: where is the output to go?")
     if args.merge is not None:
         prefixes = [prefix for source in args.merge for prefix in prefixes_in(source)]
+        if Path(args.output_prefix).resolve() in [Path(prefix).resolve() for prefix in prefixes]:
+            raise ConfigError(f"{args.output_prefix} is among the files to be merged: choose another --output-prefix")
         merge_token_files(prefixes, args.output_prefix)
         print(f"{args.output_prefix}: {len(prefixes)} pairs of token files in one")
         return

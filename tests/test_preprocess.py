@@ -62,7 +62,7 @@ def test_finished_shards_are_not_made_again_unless_something_changed(tmp_path: P
     shards = plan_shards([corpus], Options(), tokenizer)
     job = Job(tmp_path / "out_shards", NULL, Options())
     job.directory.mkdir()
-    (job.directory / ".torn.bin.123").write_bytes(b"half a shard")
+    (job.directory / f".{'0' * 24}-0.bin.{'1' * 32}").write_bytes(b"half a shard")
     ShardWriter(job)(shards[0], lambda read, documents: None)
     preprocess([corpus], tmp_path / "out", NULL)
     preprocess([corpus], tmp_path / "undisturbed", NULL)
@@ -80,6 +80,16 @@ def test_finished_shards_are_not_made_again_unless_something_changed(tmp_path: P
     os.utime(corpus, (1, 1))
     others.append(plan_shards([corpus], Options(), tokenizer))
     assert all(shards[0].name != other[0].name for other in others)
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, corpus: Path):
+    """The inputs themselves may lie where the shards would."""
+    folder = tmp_path / "out_shards"
+    folder.mkdir()
+    part = corpus.rename(folder / "part-0.jsonl")
+    with pytest.raises(ConfigError, match=r"holds part-0\.jsonl: choose another --output-prefix"):
+        preprocess([part], tmp_path / "out", NULL)
+    assert [path.name for path in folder.iterdir()] == ["part-0.jsonl"]
 
 
 def test_a_bad_line_keeps_what_is_finished_for_a_run_that_skips(tmp_path: Path, corpus: Path):

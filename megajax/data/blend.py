@@ -86,7 +86,7 @@ def blend_order(weights: Sequence[float], length: int) -> tuple[np.ndarray, np.n
         Source of each draw, int16 [length], and the number of the sample within that source, int64 [length].
     """
     shares = _shares(weights)
-    counts = np.zeros(len(shares))
+    counts = np.where(shares > 0, 0.0, np.inf)  # a source that has nothing left is never drawn
     dataset_index = np.empty(length, np.int16)
     sample_index = np.empty(length, np.int64)
     for start in range(0, length, 1024):

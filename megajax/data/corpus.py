@@ -27,6 +27,8 @@ from megajax.data.workers import make_shards
 log = logging.getLogger(__name__)
 
 _LOCK = "lock"
+_OURS = re.compile(r"lock|\.?[0-9a-f]{24}(-\d+)?\.(bin|idx|json)(\.[0-9a-f]{32})?")
+"""Names of what a folder of shards may hold: whatever else is there is somebody else's."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,11 @@ def _working_directory(job: Job, shards: Sequence[Shard]) -> Iterator[None]:
     keep = True
     try:
         job.directory.mkdir(parents=True, exist_ok=True)
+        for path in job.directory.iterdir():
+            if not _OURS.fullmatch(path.name):
+                raise ConfigError(
+                    f"{job.directory} is for unfinished shards and holds {path.name}: choose another --output-prefix"
+                )
         with _locked(job.directory):
             try:
                 _tidy(job, shards)

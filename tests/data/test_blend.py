@@ -144,3 +144,7 @@ def test_fingerprint_follows_sources_weights_and_length(tmp_path):
     a, b, c = Numbers(0, 9), Numbers(1, 9), Numbers(2, 9)
     assert len({key(a, b), key(b, a), key(a, c), key(a, b, weights=(1, 2)), key(a, b, length=5)}) == 5
     assert key(a, b) == key(a, b)
+
+
+def test_a_source_with_nothing_left_is_never_drawn():
+    assert blend_order([0.0, 9.0], 4)[0].tolist() == [1, 1, 1, 1]
