@@ -1,8 +1,9 @@
 """From a YAML file, its presets and `key=value` words to one Config, remembering where every value came from.
 
 Later wins: defaults, the run that `init_from` names, preset of the preset, preset, file, command line. A file names its
-preset with the key `preset`, a path relative to the file itself or to the `configs/` folder. Paths that are values
-(`data.path`, `output_dir`) stay as the user wrote them: relative to the working directory.
+preset with the key `preset`: a path relative to the file itself, or the name of one that MegaJAX brings (see
+`megajax.config.presets`). Paths that are values (`data.path`, `output_dir`) stay as the user wrote them: relative to
+the working directory.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from pydantic import ValidationError
 from megajax.config.base import ConfigError
 from megajax.config.config import Config
 from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, type_name
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-"""The folder of presets and recipes."""
+from megajax.config.presets import find_config
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     """Read a configuration.
 
     Args:
-        path: YAML file, relative to the working directory or to `configs/` (`models/gpt2_124m.yaml`); None = defaults.
+        path: YAML file, relative to the working directory, or the name of a preset (`gpt2_124m`); None = defaults.
         overrides: `KEY=VALUE` words, e.g. `optim.lr=3e-4`, `train.rampup=[16,16,1000]`; the values are YAML.
-            `preset=models/gpt2_124m.yaml` takes the place of the file's preset.
+            `preset=gpt2_124m` takes the place of the file's preset.
 
     Raises:
         ConfigError: a file is missing or not YAML, or a key or value is not one the configuration has. Whether the
@@ -55,7 +54,7 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     """
     words = _Layer("command line", _read_words(overrides))
     preset = words.values.pop("preset", None)
-    layers = [] if path is None else _read_file(_find(str(path), Path()), f"file {path}")
+    layers = [] if path is None else _read_file(find_config(str(path)), f"file {path}")
     if preset is not None:
         layers = [*_read_preset(preset, Path()), *layers[-1:]]
     layers.append(words)
@@ -157,7 +156,7 @@ def _read_file(path: Path, origin: str, seen: tuple[Path, ...] = ()) -> list[_La
 def _read_preset(preset: Any, beside: Path, seen: tuple[Path, ...] = ()) -> list[_Layer]:
     if not isinstance(preset, str):
         raise ConfigError(f"`preset` is {yaml_text(preset)}: expected the name of one YAML file")
-    return _read_file(_find(preset, beside), f"preset {preset}", seen)
+    return _read_file(find_config(preset, beside), f"preset {preset}", seen)
 
 
 def _read_start(run: Path) -> _Layer:
@@ -173,13 +172,6 @@ def _read_start(run: Path) -> _Layer:
     if kept["tokenizer.model"] is None and (run / "tokenizer.model").exists():
         kept["tokenizer.model"] = str(run / "tokenizer.model")  # trained for the run
     return _Layer(origin, {key: value for key, value in kept.items() if value is not None})
-
-
-def _find(name: str, beside: Path) -> Path:
-    for folder in (beside, CONFIGS):
-        if (folder / name).exists():
-            return folder / name
-    raise ConfigError(f"configuration file {name} not found in {beside.absolute()} or {CONFIGS}")
 
 
 def _flatten(content: Mapping[Any, Any], where: str, prefix: str = "") -> dict[str, Any]:

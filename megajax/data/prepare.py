@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megajax.config.data import DataConfig, TokenizerConfig
+from megajax.config.presets import find_bundled
 from megajax.data.conversations import read_conversations, write_conversations
 from megajax.data.corpus import preprocess
 from megajax.data.readers import read_documents
@@ -33,6 +34,7 @@ def prepare_text(
     """
     if not data.text:
         return data, tokenizer
+    data = replace(data, text=tuple(map(find_bundled, data.text)))
     if needs_training(tokenizer):
         log.info("a tokenizer of %d pieces, trained on this text: %s", tokenizer.vocab_size, directory)
         chats = kind == "instruction"

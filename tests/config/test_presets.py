@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from megajax.config import ConfigError, ModelConfig, check_config, load_config
-from megajax.config.load import CONFIGS
+from megajax.config.presets import CONFIGS, find_bundled, find_config, list_presets
 from megajax.models.sizes import parameter_count, parameter_counts
 
 # preset: (exact count, published, where)
@@ -177,6 +177,87 @@ def test_the_175b_recipe_is_for_128_gpus():
 
     config = load_config("recipes/gpt3_175b_128gpu.yaml").config
     mesh = resolve_mesh(config.parallel, num_devices=128)
-    assert mesh == {"pipe": 1, "data": 1, "fsdp": 16, "expert": 1, "context": 1, "tensor": 8}
+    assert mesh == {"pipe": 8, "data": 2, "fsdp": 1, "expert": 1, "context": 1, "tensor": 8}
     check_batch(config, mesh["data"])
     assert config.train.samples * 2048 == 300 * 10**9
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("models/*.yaml")), ids=lambda path: path.stem)
+def test_every_preset_says_what_its_model_was_trained_in(path):
+    """With the source, in the file itself or in its preset."""
+    loaded = load_config(path)
+    assert loaded.origins["train.precision"] != "default"
+    own = path.read_text()
+    assert "precision:" not in own or f"precision: {loaded.config.train.precision} # " in own
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("llama3_8b", "models/llama3_8b.yaml"),
+        ("llama3.1_8b", "models/llama3.1_8b.yaml"),
+        ("llama3_8b.yaml", "models/llama3_8b.yaml"),
+        ("models/llama3_8b", "models/llama3_8b.yaml"),
+        ("models/llama3_8b.yaml", "models/llama3_8b.yaml"),
+        ("configs/models/llama3_8b.yaml", "models/llama3_8b.yaml"),
+        ("quickstart", "quickstart.yaml"),
+        ("configs/quickstart.yaml", "quickstart.yaml"),
+        ("gpt3_175b_128gpu", "recipes/gpt3_175b_128gpu.yaml"),
+        ("llama_tiny", "models/llama_tiny.yaml"),
+        ("verify/llama_tiny", "verify/llama_tiny.yaml"),
+    ],
+)
+def test_configurations_are_found_by_name_from_anywhere(tmp_path, monkeypatch, name, file):
+    """Case V09."""
+    monkeypatch.chdir(tmp_path)
+    assert find_config(name) == CONFIGS / file
+    (tmp_path / "mine.yaml").write_text(f"preset: {name}")
+    assert load_config("mine.yaml").config == load_config(name).config == load_config(None, [f"preset={name}"]).config
+
+
+def test_a_file_of_the_user_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2_124m").mkdir()  # such as a run of that name
+    assert find_config("gpt2_124m") == CONFIGS / "models/gpt2_124m.yaml"
+    (tmp_path / "gpt2_124m.yaml").write_text("preset: configs/models/gpt2_124m.yaml\noptim.lr: 1.0\n")
+    assert load_config("gpt2_124m").config.optim.lr == 1.0
+    (tmp_path / "gpt2_124m.yaml").write_text("preset: gpt2_124m\n")  # beside it stands only the file itself
+    with pytest.raises(ConfigError, match="presets in a circle"):
+        load_config("gpt2_124m")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("llama3_7b", "did you mean llama3_8b or llama2_7b?"),
+        ("models/lama3_8b.yaml", "did you mean llama3_8b or llama3.1_8b?"),
+        ("gpt_tiny", "did you mean verify/gpt_tiny?"),
+        ("recipes/llama3_8b", "did you mean llama3_8b?"),
+        ("my/own.yaml", "`python -m megajax` lists all presets"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_answered_with_those_that_do(name, hint):
+    with pytest.raises(ConfigError, match=f"configuration file {name} not found in ") as caught:
+        load_config(name)
+    assert str(caught.value).endswith(hint)
+
+
+def test_the_list_names_every_file_once():
+    presets = list_presets()
+    assert {find_config(name) for name in presets} == set(CONFIGS.rglob("*.yaml"))
+    assert len(presets) == len(list(CONFIGS.rglob("*.yaml")))
+    assert presets["llama3_8b"] == "Llama 3 8B"
+    assert presets["megatron_1t"] == "Megatron-LM's 1T"
+    assert all(1 < len(title) <= 90 for title in presets.values())
+
+
+def test_the_bundled_text_is_found_from_anywhere(tmp_path, monkeypatch):
+    """Case V09: the quickstart worked from the folder of the repository only."""
+    monkeypatch.chdir(tmp_path)
+    (text,) = load_config("quickstart").config.data.text
+    assert find_bundled(text) == str(CONFIGS / "data/shakespeare.jsonl")
+    assert find_bundled("data/shakespeare.jsonl") == "data/shakespeare.jsonl"
+    assert find_bundled("configs/data/nothing.jsonl") == "configs/data/nothing.jsonl"
+    (tmp_path / "configs/data").mkdir(parents=True)
+    (tmp_path / "configs/data/shakespeare.jsonl").touch()
+    assert find_bundled(text) == text

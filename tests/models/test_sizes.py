@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from megajax.config import load_config
 from megajax.config.base import ConfigError
-from megajax.config.load import CONFIGS
 from megajax.config.model import ModelConfig
+from megajax.config.presets import CONFIGS
 from megajax.models.families import build_model
 from megajax.models.parameters import named_leaves
 from megajax.models.sizes import parameter_count, parameter_counts

@@ -1,0 +1,73 @@
+"""Configurations that MegaJAX brings, found by name: `llama3_8b`, `recipes/gpt3_1.3b_bf16.yaml`, `quickstart`.
+
+They are the files of the repository's `configs/`, which `megajax/configs` points to; a wheel holds a copy of them. A
+file of the user comes first. A bare name is that of a file in `configs/` itself, `configs/models/` or
+`configs/recipes/`; those of other folders are named with their folder (`verify/gpt_tiny`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+from megajax.config.base import ConfigError
+
+CONFIGS = (Path(__file__).parents[1] / "configs").resolve()
+"""The folder of presets, recipes and the text that they train on."""
+_BY_BARE_NAME = ("", "models", "recipes")
+"""Folders whose files need no folder in their name. No name is in two of them."""
+
+
+def find_config(name: str, beside: Path = Path()) -> Path:
+    """The configuration file of this name.
+
+    Args:
+        name: a path relative to `beside` or to `configs/`, or the bare name of a preset or recipe; `.yaml` may be left
+            out, and `configs/` may stand before it.
+        beside: the folder of the file that names it, or the working directory.
+
+    Raises:
+        ConfigError: there is none; names that look like it are suggested.
+    """
+    bundled = CONFIGS / Path(name).relative_to("configs") if Path(name).parts[:1] == ("configs",) else CONFIGS / name
+    folders = _BY_BARE_NAME[1:] if Path(name).name == name else ()
+    candidates = [beside / name, bundled, *(CONFIGS / folder / name for folder in folders)]
+    for path in candidates:
+        for spelling in (path, path.with_name(f"{path.name}.yaml")):
+            if spelling.is_file():
+                return spelling
+    if candidates[0].is_dir():
+        raise ConfigError(f"cannot read configuration file {name}: it is a directory")
+    near = _nearest(name)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`python -m megajax` lists all presets"
+    raise ConfigError(f"configuration file {name} not found in {beside.absolute()} or {CONFIGS}: {hint}")
+
+
+def find_bundled(path: str) -> str:
+    """A file as the user named it; where there is none, the one in `configs/` of this name that MegaJAX brings."""
+    name = Path(path)
+    if name.parts[:1] == ("configs",) and not name.exists():
+        bundled = CONFIGS / name.relative_to("configs")
+        return str(bundled) if bundled.exists() else path
+    return path
+
+
+def list_presets() -> dict[str, str]:
+    """The name of every configuration, as short as it can be, with its title: how the first line of its file begins."""
+    presets = {}
+    folders = [*_BY_BARE_NAME, *sorted({path.parent.name for path in CONFIGS.glob("*/*.yaml")} - set(_BY_BARE_NAME))]
+    for folder in folders:
+        for path in sorted((CONFIGS / folder).glob("*.yaml")):
+            name = path.stem if folder in _BY_BARE_NAME else f"{folder}/{path.stem}"
+            with path.open(encoding="utf-8") as file:
+                presets[name] = re.split(r"[.:](?:\s|$)", file.readline().removeprefix("# "))[0].strip()
+    return presets
+
+
+def _nearest(name: str) -> list[str]:
+    """Names that this one may have meant, best first."""
+    wanted = Path(name).with_suffix("").name if name.endswith(".yaml") else Path(name).name
+    names = {preset.rpartition("/")[2]: preset for preset in reversed(list_presets())}
+    same = [preset for preset in list_presets() if preset.rpartition("/")[2] == wanted]
+    return same or [names[near] for near in difflib.get_close_matches(wanted, names, n=2, cutoff=0.6)]
