@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 T = TypeVar("T")
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+IS_PATH = "a file or folder"
+PathName = Annotated[str, AfterValidator(os.path.expanduser), IS_PATH]
+"""The name of a file or folder, relative to the working directory; `~` at its beginning is the home directory."""
 
 
 class ConfigError(ValueError):

@@ -16,7 +16,8 @@ from typing import NoReturn, Protocol
 from megajax.config.base import ConfigError, NotReady
 from megajax.config.checks import check_config
 from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, nearest, type_name
-from megajax.config.load import Loaded, derived_values, flat_values, load_config, yaml_text
+from megajax.config.load import Loaded, derived_values, flat_values, load_config
+from megajax.config.yaml_text import yaml_text
 
 MENDABLE = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from megajax.config.base import component
+from megajax.config.base import PathName, component
 from megajax.config.cluster import ClusterConfig
 from megajax.config.data import DataConfig, TokenizerConfig
 from megajax.config.model import ModelConfig
@@ -25,9 +25,9 @@ from megajax.config.train import (
 class Config:
     """One run: what `python -m megajax.train` needs to know."""
 
-    output_dir: str = "runs/default"
+    output_dir: PathName = "runs/default"
     """Where everything of the run is written: config, data, checkpoints, metrics."""
-    init_from: str | None = None
+    init_from: PathName | None = None
     """Run or Hugging Face directory whose weights training starts from; its architecture and tokenizer are defaults."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     """Architecture."""

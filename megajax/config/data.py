@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
-from megajax.config.base import BelowOne, Fraction, component
+from megajax.config.base import BelowOne, Fraction, PathName, component
 
 
 def _one_or_many(value: Any) -> Any:
@@ -17,7 +17,7 @@ def _null_is_a_name(value: Any) -> Any:
     return "null" if value is None else value
 
 
-Paths = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+Paths = Annotated[tuple[PathName, ...], BeforeValidator(_one_or_many)]
 """One file name or a list of them, as written by the user: relative to the working directory."""
 TokenizerType = Annotated[
     Literal["sentencepiece", "gpt2_bpe", "huggingface", "bert_wordpiece", "tiktoken", "null"],
@@ -32,11 +32,11 @@ class TokenizerConfig:
     type: TokenizerType = "null"
     """sentencepiece, huggingface and tiktoken (set model), gpt2_bpe (set vocab and merges), bert_wordpiece (set
     vocab), null (set vocab_size)."""
-    model: str | None = None
+    model: PathName | None = None
     """SentencePiece .model, Hugging Face tokenizer.json, or tiktoken vocabulary (.tiktoken, or .json as Megatron's)."""
-    vocab: str | None = None
+    vocab: PathName | None = None
     """vocab.json of a GPT-2 BPE, vocab.txt of a BERT WordPiece."""
-    merges: str | None = None
+    merges: PathName | None = None
     """merges.txt of a GPT-2 BPE."""
     vocab_size: PositiveInt | None = None
     """null: number of plain ids (the end-of-document id comes after them). sentencepiece, bert_wordpiece: pieces to
@@ -93,7 +93,7 @@ class DataConfig:
     """Positions restart at 0 after every end of document."""
     reset_attention: bool = False
     """A document does not attend to the ones before it in the same sample."""
-    cache_dir: str | None = None
+    cache_dir: PathName | None = None
     """Where the sample order is cached; unset = beside each source."""
     prefetch: NonNegativeInt = 4
     """Batches read ahead; 0 = read in the training thread."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from megajax.config.base import IS_PATH
 from megajax.config.config import Config
 
 
@@ -29,6 +30,20 @@ SECTIONS: dict[str, str] = {
     if is_dataclass(field.annotation)
 }
 """Keys that hold other keys (model, data, train, ...), with their meaning."""
+
+
+def _takes(annotation: Any, kind: Any) -> bool:
+    """Whether values of a type are, or hold, those of a kind: a class, or a mark that `Annotated` bears."""
+    inner = [part for part in get_args(annotation) if get_origin(annotation) is not Literal]
+    return annotation is kind or kind in inner or any(_takes(part, kind) for part in inner)
+
+
+TEXT_KEYS = frozenset(key for key, field in FIELDS.items() if _takes(field.annotation, str))
+"""Keys whose value is a text or a list of texts."""
+PATH_KEYS = tuple(
+    key for key, field in FIELDS.items() if IS_PATH in field.metadata or _takes(field.annotation, IS_PATH)
+)
+"""Keys whose value names files or folders."""
 
 # What users of Megatron-LM and Hugging Face type, section by section.
 _OTHER_NAMES = {

@@ -14,13 +14,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from megajax.config.base import ConfigError
 from megajax.config.config import Config
-from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, type_name
+from megajax.config.keys import FIELDS, SECTIONS, TEXT_KEYS, did_you_mean, first_key, type_name
 from megajax.config.presets import find_config
+from megajax.config.yaml_text import dump_yaml, parse_yaml, plain, yaml_text
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
 
 def dump_config(config: Config) -> str:
     """The whole configuration as YAML that `load_config` reads back equal."""
-    return yaml.safe_dump(asdict(config), sort_keys=False)
+    return dump_yaml(asdict(config))
 
 
 def flat_values(config: Config) -> dict[str, Any]:
@@ -98,41 +98,13 @@ def derived_values(config: Config) -> dict[str, Any]:
     return derived
 
 
-def yaml_text(value: Any) -> str:
-    """One value as YAML on one line, as it could be typed into a file or after KEY=."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"))
-    return text.removesuffix("...\n").strip()
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML without the silent half of a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if str(key.value) in seen:
-                raise yaml.MarkedYAMLError(problem=f"`{key.value}` is given twice", problem_mark=key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
-def _parse(text: str, source: str) -> Any:
-    try:
-        return yaml.load(text, _UniqueKeyLoader)
-    except (yaml.YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{source}:{mark.line + 1}" if mark and "\n" in text else source
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise ConfigError(f"{place}: not valid YAML: {problem}") from error
-
-
 def _read_words(words: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(f"`{word}` on the command line is not KEY=VALUE")
-        values |= _flatten({key.strip(): _parse(value, f"`{word}` on the command line")}, "on the command line")
+        values |= _flatten({key.strip(): parse_yaml(value, f"`{word}` on the command line")}, "on the command line")
     return values
 
 
@@ -142,11 +114,11 @@ def _read_file(path: Path, origin: str, seen: tuple[Path, ...] = ()) -> list[_La
     if len(set(seen)) < len(seen):
         raise ConfigError(f"presets in a circle: {' -> '.join(map(str, seen))}")
     try:
-        content = _parse(path.read_text(encoding="utf-8"), str(path))
+        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read configuration file {path}: {error}") from error
     if not isinstance(content, dict | None):
-        raise ConfigError(f"{path}: expected lines of `key: value`, found {yaml_text(content)}")
+        raise ConfigError(f"{path}: expected lines of `key: value`, found {yaml_text(plain(content))}")
     values = _flatten(content or {}, f"in {path}")
     preset = values.pop("preset", None)
     layers = [] if preset is None else _read_preset(preset, path.parent, seen)
@@ -180,7 +152,7 @@ def _flatten(content: Mapping[Any, Any], where: str, prefix: str = "") -> dict[s
     for name, value in content.items():
         key = f"{prefix}{name}"
         if key in FIELDS or key == "preset":
-            inner = {key: value}
+            inner = {key: plain(value, as_text=key in TEXT_KEYS)}
         elif key in SECTIONS and value is None:
             inner = {}
         elif isinstance(value, dict) and (value or key in SECTIONS):

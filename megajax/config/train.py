@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from megajax.config.base import component
+from megajax.config.base import PathName, component
 
 ACTIVATION_NAMES = ("block_input", "attention_residual", "qkv", "attention_out", "mlp_hidden")
 """Activations of a block that `train.remat` can keep, in the order in which they are computed."""
@@ -88,9 +88,9 @@ class CheckpointConfig:
     """One of those kept is the one of lowest validation loss (the newest is kept besides, even if `keep_last` is 1)."""
     asynchronous: bool = True
     """Write in the background while training goes on."""
-    directory: str | None = None
+    directory: PathName | None = None
     """Where to, a path or an object store's (gs://...); unset = OUTPUT_DIR/checkpoints."""
-    local: str | None = None
+    local: PathName | None = None
     """A fast directory of every host's own for copies in between, resumed from if newer and complete."""
     local_every: PositiveInt | None = None
     """Steps between those copies."""

@@ -1,6 +1,7 @@
 """Where values come from, and what is said about a wrong key, value or file."""
 
 from dataclasses import is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from megajax.config import Config, ConfigError, ModelConfig, dump_config, load_config
-from megajax.config.keys import FIELDS, OTHER_NAMES, SECTIONS
+from megajax.config.keys import FIELDS, OTHER_NAMES, PATH_KEYS, SECTIONS
 
 
 def write(path: Path, text: str) -> Path:
@@ -99,6 +100,23 @@ def test_values_on_the_command_line_are_yaml(word, value):
     assert getattr(getattr(load_config(None, [word]).config, section), name) == value
 
 
+def test_home_is_found_in_every_path(monkeypatch):
+    """A shell replaces `~` at the beginning of a word only, not behind `output_dir=` or in a file."""
+    monkeypatch.setenv("HOME", "/home/ada")
+    words = {key: f"~/{key}" for key in PATH_KEYS}
+    config = load_config(None, [f"{key}={name}" for key, name in words.items()]).config
+    for key, name in words.items():
+        value = attrgetter(key)(config)
+        assert value in (name.replace("~", "/home/ada"), (name.replace("~", "/home/ada"),)), key
+    assert load_config(None, ["data.path=[0.3, ~/a, 0.70, b~]"]).config.data.path == (
+        "0.3",
+        "/home/ada/a",
+        "0.70",
+        "b~",
+    )
+    assert {"output_dir", "init_from", "data.text", "checkpoint.local", "tokenizer.merges"} < set(PATH_KEYS)
+
+
 def test_an_empty_file_or_section_changes_nothing(tmp_path):
     assert load_config(write(tmp_path / "empty.yaml", "")).config == Config()
     assert load_config(write(tmp_path / "section.yaml", "optim:\nmodel: {}")).config == Config()
@@ -175,7 +193,11 @@ def test_two_wrong_values_are_both_named(tmp_path):
         ("model:\n  num_layers: 2\n bias: no\n", "run.yaml:3: not valid YAML"),
         ("optim: {lr: 1}\noptim: {lr: 2}\n", "run.yaml:2: not valid YAML: `optim` is given twice"),
         ("optim: {lr: 1}\noptim.lr: 2\n", "run.yaml is given twice"),
-        ("output_dir: 2024-99-99\n", "run.yaml: not valid YAML: month must be in 1..12"),
+        (
+            "optim:\n  lr: 1\n  beta1: 0.5\n  lr: 2\n",
+            "run.yaml:4: not valid YAML: `lr` is given twice, first in line 2",
+        ),
+        ("optim: !!python/name:os.system\n", "run.yaml:1: not valid YAML: could not determine a constructor"),
         ("- 1\n- 2\n", "run.yaml: expected lines of `key: value`, found [1, 2]"),
         ("preset: run.yaml\n", "presets in a circle: "),
         ("preset: presets/../run.yaml\n", "presets in a circle: "),
@@ -204,6 +226,10 @@ def test_configurations_are_built_from_plain_dicts_and_never_change():
         config.model.num_layers = 3
 
 
+TEXTS = st.one_of(st.text(), st.from_regex(r"[-+]?[0-9_.:eExXoO]{1,6}|[yYnN]|on|no|off|~|null|<<|=", fullmatch=True))
+"""Anything, and what may look like something else than a text."""
+
+
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
     """Legal values of a field's type: positive whole numbers and fractions in (0, 1] satisfy every bound."""
     origin, arguments = get_origin(hint), get_args(hint)
@@ -214,12 +240,12 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if origin in (Union, UnionType):
         return st.one_of(*map(values_of, arguments))
     if origin is tuple:
-        return st.lists(st.text()).map(tuple) if Ellipsis in arguments else st.tuples(*map(values_of, arguments))
+        return st.lists(TEXTS).map(tuple) if Ellipsis in arguments else st.tuples(*map(values_of, arguments))
     plain = {
         bool: st.booleans(),
         int: st.integers(1, 2**32 - 1),
         float: st.floats(0, 1, exclude_min=True, exclude_max=True),
-        str: st.text(),
+        str: TEXTS,
     }
     return plain.get(hint, st.none())
 
