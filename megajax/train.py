@@ -25,6 +25,7 @@ from megajax.checkpoint.store import Checkpoints
 from megajax.cluster import Cluster, Watchdog, check_devices, detect, devices_by_host, join, tensor_warning
 from megajax.config import ClusterConfig, Config, ConfigError, check_batch, check_training, dump_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
+from megajax.data.batch import batch_arrays
 from megajax.data.build import build_datasets
 from megajax.data.consumed import Mix, TrainingData
 from megajax.data.dataset import Batch as HostBatch
@@ -148,7 +149,7 @@ class Trainer:
         encode_prompt(config, self.tokenizer)
 
         # State: shapes and shardings first, so that nothing is ever held unsharded; then restored, or drawn, in shards.
-        kernel = choose_attention(config, jax.default_backend())
+        kernel = choose_attention(config, jax.default_backend(), batch_arrays(config.model, config.data))
         init, abstract_state, shardings = build_init(config, rules)
         self.canonical = CanonicalForm(abstract_state, shardings, rules, config.parallel.chunks)
         record = None
@@ -258,18 +259,21 @@ class Trainer:
             yield item
 
     def evaluate(self, split: str, name: str) -> None:
-        """Report the loss on a split, if there is one."""
+        """Report the losses on a split, if there is one."""
         dataset = self.datasets[split]
         if dataset is None or self.config.evaluation.steps == 0:
             return
         self._check(self.reporter.flush())
         with self.reporter.during("evaluation"), self.watchdog.patient():
-            loss = self.evaluator(self.state.params, dataset, self._interrupted)
-        if loss is None:
+            losses = self.evaluator(self.state.params, dataset, self._interrupted)
+        if losses is None:
             return
-        self.reporter.evaluation(self.step, self.consumed, loss, name)
+        if "lm loss" not in losses:
+            log.warning("%s at step %d: no token of these samples counts, so there is no loss", name, self.step)
+            return
+        self.reporter.evaluation(self.step, self.consumed, losses, name)
         if split == "valid":
-            self.validation[self.step] = loss
+            self.validation[self.step] = losses["lm loss"]
 
     def save(self) -> None:
         """Write a checkpoint of this step, in the background if so configured."""

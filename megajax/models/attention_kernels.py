@@ -1,12 +1,15 @@
 """Grouped-query attention, two ways: plain XLA (any device, any pattern) and cuDNN's flash attention (GPU).
 
+A kernel that is not the plain one says what it can do (`CUDNN_CAN`) and is handed everything that a call of attention
+consists of, so that it raises where it would have to leave something out.
+
 Shapes: B batch, S queries, T keys, N query heads, K key/value heads, H head dim; G = N / K queries per key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,8 @@ Places = np.ndarray | jax.Array
 """Places in a sequence, [S], or [B, S] where every sequence has its own."""
 Bias = Callable[[Places, Places], jax.Array]
 """Places of queries and keys -> what is added to their scores, fp32 [N, S, T] ([B, N, S, T])."""
+Drop = Callable[[jax.Array], jax.Array]
+"""Dropout of the probabilities."""
 
 
 class Pattern(NamedTuple):
@@ -29,11 +34,6 @@ class Pattern(NamedTuple):
     """Factor of the scores; None = 1 / sqrt(H)."""
     bias: Bias | None = None
     """Added to the scaled scores."""
-
-    @property
-    def plain(self) -> bool:
-        """Causal and nothing else."""
-        return self == Pattern()
 
     def visible(
         self,
@@ -63,6 +63,47 @@ class Pattern(NamedTuple):
         return mask
 
 
+Need = Literal["segments", "later keys", "window", "scale", "bias", "dropout"]
+NEEDS: dict[Need, str] = {
+    "segments": "segment_ids keep documents, conversations or padding apart",
+    "later keys": "queries see keys after them (not causal)",
+    "window": "model.window hides keys that are far away",
+    "scale": "the scores have a factor of their own (model.attention_scale)",
+    "bias": "a bias is added to the scores (alibi or relative positions)",
+    "dropout": "attention_dropout needs the probabilities",
+}
+"""What a call of attention may need besides plain causal attention, in words for messages."""
+CUDNN_CAN: frozenset[Need] = frozenset()
+
+
+def needs_of(pattern: Pattern, segment_ids: jax.Array | None, drop: Drop | None) -> frozenset[Need]:
+    """What a call of attention needs besides plain causal attention."""
+    asked: dict[Need, bool] = {
+        "segments": segment_ids is not None,
+        "later keys": not pattern.causal,
+        "window": pattern.window is not None,
+        "scale": pattern.scale is not None,
+        "bias": pattern.bias is not None,
+        "dropout": drop is not None,
+    }
+    return frozenset(need for need, wanted in asked.items() if wanted)
+
+
+def lacking(needs: frozenset[Need], can: frozenset[Need]) -> str | None:
+    """The first need that a kernel cannot meet, in words, or None."""
+    return next((text for need, text in NEEDS.items() if need in needs - can), None)
+
+
+def require(kernel: str, needs: frozenset[Need], can: frozenset[Need]) -> None:
+    """Refuse a call that a kernel could only answer by leaving something out.
+
+    Raises:
+        ValueError: names the kernel and what it cannot do.
+    """
+    if text := lacking(needs, can):
+        raise ValueError(f"{kernel} attention was handed what it cannot do: {text}")
+
+
 def alibi(heads: int) -> Bias:
     """Scores fall off with distance, in every head at another rate (2108.12409 §3).
 
@@ -86,7 +127,7 @@ def xla_attention(
     k: jax.Array,
     v: jax.Array,
     mask: jax.Array,
-    drop: Callable[[jax.Array], jax.Array] | None = None,
+    drop: Drop | None = None,
     bias: jax.Array | None = None,
     scale: float | None = None,
 ) -> jax.Array:
@@ -119,6 +160,13 @@ def xla_attention(
     return out.reshape(batch, queries, heads, head_dim)
 
 
-def cudnn_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """The same for plain causal attention in bf16 or fp16 through cuDNN's fused kernel; no S x T array exists."""
+def cudnn_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, pattern: Pattern, drop: Drop | None
+) -> jax.Array:
+    """The same for plain causal attention in bf16 or fp16 through cuDNN's fused kernel; no S x T array exists.
+
+    Raises:
+        ValueError: more than plain causal attention is asked for.
+    """
+    require("cudnn", needs_of(pattern, segment_ids, drop), CUDNN_CAN)
     return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")

@@ -7,20 +7,18 @@ Shapes: B batch, S sequence, D embed, V vocabulary rows, P positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 import jax
 import numpy as np
 
 from megajax.config.model import ModelConfig
-from megajax.models.attention_kernels import Pattern, Places, xla_attention
+from megajax.models.attention_kernels import Drop, Pattern, Places, xla_attention
 from megajax.models.cross_entropy import linear_cross_entropy
 from megajax.models.experts import Weights, mixture
 from megajax.models.losses import Losses
 
 M = TypeVar("M")
-Drop = Callable[[jax.Array], jax.Array]
 Table = tuple[jax.Array, jax.Array, str]
 """Weights [V, D], ids [B, S] of the rows to look up, logical axis of the rows."""
 

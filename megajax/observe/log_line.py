@@ -100,9 +100,10 @@ def format_log_line(record: LogRecord, now: datetime) -> str:
     return f" [{now:%Y-%m-%d %H:%M:%S.%f}] " + " | ".join(fields) + " |"
 
 
-def format_evaluation(step: int, loss: float, split: str) -> str:
+def format_evaluation(step: int, losses: Mapping[str, float], split: str) -> str:
     """Megatron-LM's three lines after an evaluation: `split` is "validation" or "test"."""
-    line = f" {split} loss at iteration {step} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity(loss):.6E} | "
+    values = (f"{name} value: {loss:.6E} | {name} PPL: {perplexity(loss):.6E} | " for name, loss in losses.items())
+    line = f" {split} loss at iteration {step} | {''.join(values)}"
     rule = "-" * (len(line) + 1)
     return f"{rule}\n{line}\n{rule}"
 

@@ -11,8 +11,8 @@ The training loop hands over each step's metrics as soon as the step is dispatch
             if time_to_evaluate:
                 reporter.flush()
                 with reporter.during("evaluation"):
-                    loss = evaluate(state)
-                reporter.evaluation(step, samples, loss, "validation")
+                    losses = evaluate(state)
+                reporter.evaluation(step, samples, losses, "validation")
 
 `flush` belongs before a checkpoint too: a run resumed from it expects the records up to its step. Metrics go by
 Megatron-LM's names: `lm loss`, `learning-rate`, `grad-norm`, `loss-scale`, `skipped` (0 or 1), optionally
@@ -115,11 +115,13 @@ class Reporter:
         """Book what happens inside to a cause; unless that is "input", the time per step leaves it out."""
         return self._clock.during(cause)
 
-    def evaluation(self, step: int, samples: int, loss: float, split: str) -> None:
-        """Report the loss on held-out text; `split` is "validation" or "test"."""
-        self._write(step, samples, {f"lm loss {split}": loss, f"lm loss {split} ppl": perplexity(loss)}, {})
+    def evaluation(self, step: int, samples: int, losses: Mapping[str, float], split: str) -> None:
+        """Report the losses on held-out text by name; `split` is "validation" or "test"."""
+        scalars = {f"{name} {split}": loss for name, loss in losses.items()}
+        scalars |= {f"{name} {split} ppl": perplexity(loss) for name, loss in losses.items()}
+        self._write(step, samples, scalars, {})
         if self._reports:
-            print(format_evaluation(step, loss, split), flush=True)
+            print(format_evaluation(step, losses, split), flush=True)
 
     def saved(self, step: int, seconds: float, asynchronous: bool) -> None:
         """Report a checkpoint that held up training for so long."""

@@ -1,11 +1,27 @@
-"""Which attention kernel runs. The choice is printed; a kernel that was asked for and cannot run is an error."""
+"""Which attention kernel runs: chosen by what the model asks of it with the arrays of the batch, not by flags.
+
+The choice is printed; a kernel that was asked for and cannot run is an error.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
 
 from megajax.config.base import ConfigError
 from megajax.config.config import Config
+from megajax.config.model import ModelConfig
+from megajax.models.attention_kernels import CUDNN_CAN, Drop, Need, Pattern, lacking, needs_of
+from megajax.models.experts import Weights
+from megajax.models.families import build_model
+from megajax.models.layout import Layout
+from megajax.models.losses import Losses
+from megajax.parallel.ring import RING_CAN
 
 
 class Kernel(NamedTuple):
@@ -15,36 +31,88 @@ class Kernel(NamedTuple):
     reason: str
 
 
-def choose_attention(config: Config, platform: str) -> Kernel:
-    """Resolve `train.attention` for devices of `platform` ("gpu" or "cpu").
+class Array(Protocol):
+    """One sample's part of an array of a batch."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Without the batch dimension."""
+
+    @property
+    def dtype(self) -> Any:
+        """Of its numbers."""
+
+
+def choose_attention(config: Config, platform: str, arrays: Mapping[str, Array]) -> Kernel:
+    """Resolve `train.attention` for devices of `platform` ("gpu" or "cpu") and batches of these `arrays`.
 
     Raises:
-        ConfigError: cudnn is forced and cannot run.
+        ConfigError: a kernel is forced and cannot run.
     """
-    wanted, precision, model = config.train.attention, config.train.precision, config.model
-    size = model.head_size
-    plain = model.positions != "alibi" and model.window is None and model.attention_scale is None
-    obstacles = {
-        f"the devices are {platform}s": platform != "gpu",
-        "cuDNN attention runs in bf16 and fp16 only": precision == "fp32",
-        "attention_dropout needs the probabilities": model.attention_dropout > 0,
-        "parallel.context shards attend to parts of the sequence": config.parallel.context > 1,
-        "data.reset_attention needs a document mask": config.data.reset_attention,
-        f"model.family {model.family} does not look at the past alone": model.family != "gpt",
-        "model.window, model.attention_scale and alibi change the pattern of the attention": not plain,
-        f"head_dim {size} is no multiple of 8 up to 128": size % 8 != 0 or size > 128,
-    }
-    reason = next((text for text, applies in obstacles.items() if applies), None)
-    if wanted == "ring":
-        if config.parallel.context == 1:
-            raise ConfigError("train.attention=ring needs parallel.context shards: use train.attention=auto")
-        if model.attention_dropout > 0:
-            raise ConfigError("train.attention=ring has no attention_dropout: use train.attention=xla")
-        if model.family != "gpt" or not plain:
-            raise ConfigError("train.attention=ring is for plain causal attention: use train.attention=xla")
-        return Kernel("ring", "as configured")
+    wanted, context, head_dim = config.train.attention, config.parallel.context, config.model.head_size
     if wanted == "xla":
         return Kernel("xla", "as configured")
+    shapes = tuple((name, tuple(array.shape), str(jnp.dtype(array.dtype))) for name, array in arrays.items())
+    needs = attention_needs(config.model, shapes)
+    if wanted == "ring":
+        reason = "there is one context shard (parallel.context)" if context == 1 else lacking(needs, RING_CAN)
+        if reason:
+            raise ConfigError(f"train.attention=ring cannot run: {reason}; use train.attention=auto or xla")
+        return Kernel("ring", "as configured")
+    obstacles = {
+        f"the devices are {platform}s": platform != "gpu",
+        "cuDNN attention runs in bf16 and fp16 only": config.train.precision == "fp32",
+        "parallel.context shards attend to parts of the sequence": context > 1,
+        f"head_dim {head_dim} is no multiple of 8 up to 128": head_dim % 8 != 0 or head_dim > 128,
+    }
+    reason = next((text for text, applies in obstacles.items() if applies), lacking(needs, CUDNN_CAN))
     if wanted == "cudnn" and reason:
         raise ConfigError(f"train.attention=cudnn cannot run: {reason}; use train.attention=auto or xla")
     return Kernel("xla", reason) if reason else Kernel("cudnn", "flash attention: no S x S array")
+
+
+@lru_cache
+def attention_needs(model: ModelConfig, arrays: tuple[tuple[str, tuple[int, ...], str], ...]) -> frozenset[Need]:
+    """What any call of attention needs in a forward pass over arrays of these names, shapes and dtypes.
+
+    The model itself is asked, by tracing it: a few hundredths of a second, whatever its size.
+    """
+    batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, shape, dtype in arrays}
+    model = replace(model, vocab_size=model.vocab_size or 1)
+    # What the training step adds to a batch (`training.step.weighted`).
+    batch["weights"] = jax.ShapeDtypeStruct(batch["loss_mask"].shape, jnp.float32)
+    batch["sample_weights"] = jax.ShapeDtypeStruct((1,), jnp.float32)
+    listener = _Listener()
+
+    def losses(key: jax.Array, batch: dict[str, jax.Array]) -> Losses:
+        built = build_model(key, model)
+        return built.losses(batch, built.context(batch, listener, keys=None))
+
+    jax.eval_shape(losses, jax.random.key(0), batch)
+    return frozenset(listener.needs)
+
+
+class _Listener(Layout):
+    """Notes what attention is asked for, and computes nothing."""
+
+    def __init__(self) -> None:
+        self.needs: set[Need] = set()
+
+    def attention(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        pattern: Pattern,
+        segment_ids: jax.Array | None,
+        drop: Drop | None,
+    ) -> jax.Array:
+        """Take note."""
+        self.needs |= needs_of(pattern, segment_ids, drop)
+        return q
+
+    def experts(
+        self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
+    ) -> tuple[jax.Array, Losses]:
+        """Leave out what takes long to trace."""
+        return x, {}

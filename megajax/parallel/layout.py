@@ -27,10 +27,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from megajax.config.model import ModelConfig
-from megajax.models.attention_kernels import Pattern, cudnn_attention
+from megajax.models.attention_kernels import Drop, Pattern, cudnn_attention
 from megajax.models.block import RESIDUAL
 from megajax.models.experts import Weights
-from megajax.models.layout import Drop, Layout, Table, attend
+from megajax.models.layout import Layout, Table, attend
 from megajax.models.linear import WEIGHTS
 from megajax.models.losses import Losses
 from megajax.models.parameters import logical_axes
@@ -90,18 +90,24 @@ class MeshLayout(Layout):
     ) -> jax.Array:
         """Heads are local to their `tensor` shard; over `context` keys and values are gathered, or sent round.
 
-        `parallel.kernels` has chosen a kernel that can do the pattern.
+        Every kernel is handed all of it, and raises if it cannot do it; `parallel.kernels` has chosen one that can.
+
+        Raises:
+            ValueError: the kernel cannot do what is asked for.
         """
-        if self.context > 1 and self.attention_kernel == "ring":
-            return self._manual(partial(ring_attention, net=Collectives(self.rules.mesh)), q, k, v, segment_ids)
-        if self.context > 1:
-            k, v = self._all_keys(k), self._all_keys(v)
-            k_segments = None if segment_ids is None else self._all_keys(segment_ids)
-            places = self.token_order(q.shape[1])
-            return attend(q, k, v, pattern, (places, np.sort(places)), (segment_ids, k_segments), drop)
-        if self.attention_kernel == "xla":
+        if self.attention_kernel == "ring":
+            kernel = partial(ring_attention, pattern=pattern, drop=drop, net=Collectives(self.rules.mesh))
+            return self._manual(kernel, q, k, v, segment_ids)
+        if self.attention_kernel == "cudnn":
+            if self.context > 1:
+                raise ValueError("cudnn attention was handed what it cannot do: parts of the sequence (context)")
+            return self._manual(partial(cudnn_attention, pattern=pattern, drop=drop), q, k, v, segment_ids)
+        if self.context == 1:
             return super().attention(q, k, v, pattern, segment_ids, drop)
-        return self._manual(cudnn_attention, q, k, v)
+        k, v = self._all_keys(k), self._all_keys(v)
+        k_segments = None if segment_ids is None else self._all_keys(segment_ids)
+        places = self.token_order(q.shape[1])
+        return attend(q, k, v, pattern, (places, np.sort(places)), (segment_ids, k_segments), drop)
 
     def _manual(self, kernel: Callable[..., jax.Array], *arrays: jax.Array | None) -> jax.Array:
         """Run a kernel on this device's samples, tokens and heads: what the partitioner cannot look into."""

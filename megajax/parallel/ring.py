@@ -14,9 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from megajax.models.attention_kernels import Pattern
+from megajax.models.attention_kernels import Drop, Need, Pattern, needs_of, require
 from megajax.parallel.collectives import Collectives
 from megajax.parallel.zigzag import token_order
+
+RING_CAN: frozenset[Need] = frozenset({"segments"})
 
 
 class Partial(NamedTuple):
@@ -31,7 +33,13 @@ class Partial(NamedTuple):
 
 
 def ring_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, net: Collectives
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array | None,
+    pattern: Pattern,
+    drop: Drop | None,
+    net: Collectives,
 ) -> jax.Array:
     """Causal attention of this device's queries to all keys, inside a region that is manual over `context`.
 
@@ -40,8 +48,14 @@ def ring_attention(
         k: [B, S, K, H].
         v: [B, S, K, H].
         segment_ids: [B, S] document numbers, or None.
+        pattern: who looks at whom.
+        drop: dropout of the probabilities.
         net: collectives of the mesh.
+
+    Raises:
+        ValueError: more than causal attention within documents is asked for.
     """
+    require("ring", needs_of(pattern, segment_ids, drop), RING_CAN)
     batch, length, heads, head_dim = q.shape
     kv_heads, shards = k.shape[2], net.sizes["context"]
     rank = net.index("context")
@@ -53,7 +67,7 @@ def ring_attention(
     block = (k, v, segment_ids)
     for turn in range(shards):
         k, v, k_segments = block
-        mask = Pattern().visible(places[rank], places[(rank - turn) % shards], segment_ids, k_segments)
+        mask = pattern.visible(places[rank], places[(rank - turn) % shards], segment_ids, k_segments)
         sums = _merge(sums, grouped, k, v, mask)
         if turn < shards - 1:
             block = jax.tree.map(lambda x: net.shift(x, "context", 1), block)

@@ -39,7 +39,7 @@ class Runner:
 
     rules: Rules
     attention: str
-    """Kernel, "xla" or "cudnn"."""
+    """Kernel: "xla", "cudnn" or "ring"."""
     remat: str | tuple[str, ...] = "none"
     """`train.remat`."""
     dropout_seed: int | None = None

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from megajax.config.config import Config
 from megajax.config.model import ModelConfig
 from megajax.config.train import ACTIVATION_NAMES
+from megajax.data.batch import batch_arrays
 from megajax.models.sizes import parameter_counts
 from megajax.parallel.kernels import choose_attention
 from megajax.planning.hardware import Gpu
@@ -73,7 +74,7 @@ class Cut:
         """That of a configuration with a known vocabulary on a mesh."""
         copied = 0.0
         if trainer.scans_layers:
-            kernel = choose_attention(config, "gpu").name
+            kernel = choose_attention(config, "gpu", batch_arrays(config.model, config.data)).name
             copied = _copied(config, mesh)
         else:
             kernel = "xla" if config.train.attention == "xla" else "cudnn"

@@ -21,6 +21,7 @@ from functools import cached_property
 
 from megajax.config import Config, ConfigError
 from megajax.config.train import ACTIVATION_NAMES
+from megajax.data.batch import batch_arrays
 from megajax.models.cross_entropy import CHUNK_LOGITS
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
@@ -183,7 +184,7 @@ class _Device:
     @property
     def fused(self) -> bool:
         """Whether the attention kernel on a GPU holds no scores."""
-        return choose_attention(self.config, "gpu").name == "cudnn"
+        return choose_attention(self.config, "gpu", batch_arrays(self.config.model, self.config.data)).name == "cudnn"
 
     @property
     def scores(self) -> float:

@@ -110,20 +110,21 @@ def compile_step(config: Config, gpu: str) -> CompiledStep:
     """
     start = time.perf_counter()
     devices = gpu_topology(gpu, math.prod(_mesh(config).values()))
-    step, rules, state, batch = abstract_step(config, devices, choose_attention(config, "gpu").name)
+    step, rules, state, batch = abstract_step(config, devices, "gpu")
     compiled = step.lower(state, batch).compile()
     return CompiledStep(compiled, rules, state, time.perf_counter() - start)
 
 
-def abstract_step(config: Config, devices: Sequence[jax.Device], attention: str) -> tuple[Any, Rules, Any, Any]:
-    """The jitted training step, its rules, and the state and batch that it takes, without numbers."""
+def abstract_step(config: Config, devices: Sequence[jax.Device], platform: str) -> tuple[Any, Rules, Any, Any]:
+    """The jitted training step for a platform ("gpu" or "cpu"), its rules, and state and batch without numbers."""
     rules = Rules.of(build_mesh(_mesh(config), devices), config.parallel)
     size = config.train.global_batch_size
+    arrays = batch_arrays(config.model, config.data)
+    attention = choose_attention(config, platform, arrays).name
     step = build_train_step(config, rules, Schedule.from_config(config.optim, size, size), attention)
     _, abstract, shardings = build_init(config, rules)
     state = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), abstract, shardings)
     rows = (microbatches(config), size // microbatches(config))
-    arrays = batch_arrays(config.model, config.data)
     batch = {
         name: jax.ShapeDtypeStruct((*rows, *arrays[name].shape), arrays[name].dtype, sharding=at)
         for name, at in batch_shardings(rules, config).items()
@@ -167,7 +168,7 @@ def main(argv: list[str]) -> None:
 def _simulate(config: Config) -> CompiledStep:
     simulate_devices(math.prod(_mesh(config).values()))
     start = time.perf_counter()
-    step, rules, state, batch = abstract_step(config, jax.devices(), choose_attention(config, "cpu").name)
+    step, rules, state, batch = abstract_step(config, jax.devices(), "cpu")
     compiled = step.lower(state, batch).compile()
     return CompiledStep(compiled, rules, state, time.perf_counter() - start)
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from megajax.config import Config, ParallelConfig
 from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.data.batch import batch_arrays
 from megajax.models.losses import coefficients, objective
 from megajax.models.parameters import join_layers, named_leaves
 from megajax.parallel.kernels import choose_attention
@@ -100,7 +101,7 @@ def compile_layout(config: Config) -> Compiled:
     samples = train.samples or (train.steps or 1) * train.global_batch_size
     schedule = Schedule.from_config(config.optim, samples, train.global_batch_size)
     init, _, _ = build_init(config, rules)
-    kernel = choose_attention(config, jax.default_backend())
+    kernel = choose_attention(config, jax.default_backend(), batch_arrays(config.model, config.data))
     step = build_train_step(config, rules, schedule, kernel.name)
     feed = Feed(rules, train.micro_batch_size, batch_shardings(rules, config))
     return Compiled(init(jax.random.key(train.seed)), step, feed, rules)

@@ -1,4 +1,4 @@
-"""Loss on held-out samples: the sum of token losses over the number of tokens, every sample once.
+"""Losses on held-out samples: the sum of token losses over the number of tokens, every sample once.
 
 Each evaluation reads the same samples, the first ones of the split, so that its values compare along a run (Megatron-LM
 moves on through the split).
@@ -16,11 +16,11 @@ from megajax.data.dataset import Dataset
 from megajax.models.model import Batch, Model
 from megajax.training.feed import Feed
 
-EvalStep = Callable[[Model, Batch], tuple[jax.Array, jax.Array]]
+EvalStep = Callable[[Model, Batch], dict[str, tuple[jax.Array, jax.Array]]]
 
 
 class Evaluator:
-    """Mean token loss over up to `evaluation.steps` global batches of a split; the last batch may be short."""
+    """Mean losses over up to `evaluation.steps` global batches of a split; the last batch may be short."""
 
     def __init__(self, step: EvalStep, feed: Feed, config: Config) -> None:
         """`step` is the compiled forward pass, `feed` cuts batches for it."""
@@ -28,16 +28,21 @@ class Evaluator:
         self._batch_size = config.train.global_batch_size
         self._samples = self._batch_size * config.evaluation.steps
 
-    def __call__(self, params: Model, dataset: Dataset, stop: Callable[[], bool] = lambda: False) -> float | None:
-        """Loss in nats per token; None if `stop()`, asked after every batch by every process, ended it early."""
-        total, tokens = 0.0, 0.0
+    def __call__(
+        self, params: Model, dataset: Dataset, stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, float] | None:
+        """Losses in nats per token (or sample) by name; one that no token or sample counts for is not among them.
+
+        None if `stop()`, asked after every batch by every process, ended it early.
+        """
+        totals: dict[str, np.ndarray] = {}
         count = min(self._samples, len(dataset))
         rows = self._feed.rows(self._batch_size)
         for start in range(0, count, self._batch_size):
             # Rows past the end are empty samples, which the loss mask leaves out: one compiled shape for all batches.
             batch = dataset.batch(np.where((ids := start + rows) < count, ids, len(dataset)))
-            loss, n = self._step(params, self._feed.place(batch, self._batch_size))
-            total, tokens = total + float(loss) * float(n), tokens + float(n)
+            for name, (loss, n) in self._step(params, self._feed.place(batch, self._batch_size)).items():
+                totals[name] = totals.get(name, np.zeros(2)) + np.array([float(loss) * float(n), float(n)])
             if stop():
                 return None
-        return total / tokens
+        return {name: float(total / count) for name, (total, count) in totals.items() if count}

@@ -43,19 +43,21 @@ def batch_shardings(rules: Rules, config: Config) -> dict[str, NamedSharding]:
     }
 
 
-def weighted(batch: Batch, scale: jax.Array | float = 1.0) -> tuple[Batch, jax.Array]:
-    """A batch with the weights of its losses, and the number of tokens that count.
+def weighted(batch: Batch, scale: jax.Array | float = 1.0) -> tuple[Batch, dict[str, jax.Array]]:
+    """A batch with the weights of its losses, and how many tokens or samples each loss is the mean of, by its name.
 
     "weights" [M, B, S] make a sum over tokens their mean times `scale`, "sample_weights" [M, B] the same of samples
     that have a label.
     """
     tokens = batch["loss_mask"].sum()
+    counts = {"lm loss": tokens}
     # Scale and mean go in here, so that no fp16 cotangent is ever unscaled.
     batch = {**batch, "weights": batch["loss_mask"] * (scale / jnp.maximum(tokens, 1))}
     if "pair_labels" in batch:
         labelled = (batch["pair_labels"] >= 0).astype(jnp.float32)
-        batch["sample_weights"] = labelled * (scale / jnp.maximum(labelled.sum(), 1))
-    return batch, tokens
+        counts["sop loss"] = labelled.sum()
+        batch["sample_weights"] = labelled * (scale / jnp.maximum(counts["sop loss"], 1))
+    return batch, counts
 
 
 def build_init(config: Config, rules: Rules) -> tuple[Callable[[jax.Array], TrainState], TrainState, TrainState]:
@@ -88,7 +90,7 @@ def build_train_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         scale = state.loss_scale.scale
-        batch, tokens = weighted(batch, scale)
+        batch, counts = weighted(batch, scale)
         model = cast(state.params, DTYPES[config.train.precision])
         # Pinned where the master weights lie, so that what ZeRO-1 gathers over `data` is the cast copy.
         model = jax.lax.with_sharding_constraint(model, rules.shardings(model))
@@ -98,6 +100,7 @@ def build_train_step(
         gradients, norm = clip_by_global_norm(gradients, config.optim.clip_grad)
         overflow = ~(jnp.isfinite(norm) & jnp.isfinite(objective(losses, config.model)))
         spike = is_spike(state.health, loss, config.health)
+        tokens = counts["lm loss"]
         skip = overflow | spike | (tokens == 0)
         # What fp16 overflows is the loss scale's affair, not a sign of ill health.
         bad = spike | (overflow & (config.train.precision != "fp16"))
@@ -139,14 +142,18 @@ def build_train_step(
 
 def build_eval_step(
     config: Config, rules: Rules, attention: str
-) -> Callable[[Model, Batch], tuple[jax.Array, jax.Array]]:
-    """Jitted f(params, batch) -> (mean of token losses, number of unmasked tokens), without dropout."""
+) -> Callable[[Model, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
+    """Jitted f(params, batch) -> (mean, number of unmasked tokens or labelled samples) of every loss, by its name.
+
+    "lm loss" and, where samples have a label, "sop loss"; without dropout.
+    """
     runner = Runner(rules, attention, chunks=config.parallel.chunks)
 
-    def evaluate(params: Model, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def evaluate(params: Model, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
         model = cast(params, DTYPES[config.train.precision])
-        batch, tokens = weighted(batch)
-        return runner.losses(model, batch)["lm loss"], tokens
+        batch, counts = weighted(batch)
+        losses = runner.losses(model, batch)
+        return {name: (losses[name], count) for name, count in counts.items()}
 
     _, _, shardings = build_init(config, rules)
     return jax.jit(evaluate, in_shardings=(shardings.params, batch_shardings(rules, config)))

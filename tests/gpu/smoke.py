@@ -26,7 +26,7 @@ import numpy as np
 try:
     from megajax.config import Config, load_config, resolve_mesh
     from megajax.config.presets import CONFIGS
-    from megajax.data.batch import make_batch
+    from megajax.data.batch import batch_arrays, make_batch
     from megajax.parallel.kernels import choose_attention
     from megajax.parallel.mesh import build_mesh
     from megajax.parallel.rules import Rules
@@ -101,7 +101,7 @@ def train_random(name: str, config: Config) -> Row:
     """Train `train.steps` steps on the first device, on sequences that count upwards from random numbers."""
     mesh = build_mesh(resolve_mesh(config.parallel, 1), jax.devices()[:1])
     rules = Rules(mesh, config.parallel.sequence_parallel)
-    kernel = choose_attention(config, jax.default_backend())
+    kernel = choose_attention(config, jax.default_backend(), batch_arrays(config.model, config.data))
     size, steps = config.train.global_batch_size, config.train.steps
     schedule = Schedule.from_config(config.optim, size * steps, size)
     init, _, _ = build_init(config, rules)

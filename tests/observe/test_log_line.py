@@ -78,14 +78,14 @@ def test_interval_of_skipped_steps_has_no_loss():
 
 
 def test_evaluation_lines():
-    rule, line, last = format_evaluation(1000, 6.496762, "validation").split("\n")
+    rule, line, last = format_evaluation(1000, {"lm loss": 6.496762}, "validation").split("\n")
     assert line == " validation loss at iteration 1000 | lm loss value: 6.496762E+00 | lm loss PPL: 6.629914E+02 | "
     assert rule == last == "-" * (len(line) + 1)
 
 
 @pytest.mark.parametrize(("loss", "ppl"), [(0.0, "1.000000E+00"), (50.0, "4.851652E+08")])
 def test_perplexity_is_cut_at_a_loss_of_20(loss, ppl):
-    assert f"lm loss PPL: {ppl}" in format_evaluation(1, loss, "test")
+    assert f"lm loss PPL: {ppl}" in format_evaluation(1, {"lm loss": loss}, "test")
 
 
 def test_further_losses_follow_the_first():

@@ -52,7 +52,7 @@ def test_a_small_run(tmp_path, capsys):
                 assert reporter.flush().step == 2
                 with reporter.during("evaluation"):
                     time.sleep(0.2)
-                reporter.evaluation(step, 4 * step, 7.0, "validation")
+                reporter.evaluation(step, 4 * step, {"lm loss": 7.0}, "validation")
                 with reporter.during("checkpoint"):
                     time.sleep(0.2)
                 reporter.saved(step, 0.314, asynchronous=True)

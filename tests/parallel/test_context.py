@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megajax.config import Config, ConfigError, DataConfig, ParallelConfig, TrainConfig
-from megajax.parallel.kernels import choose_attention
+from megajax.config import DataConfig, ParallelConfig, TrainConfig
 from megajax.parallel.zigzag import in_true_order, token_order
 from tests.harness import BATCH, GPT, LLAMA, Outcome, tiny_config, train_layout, worst
 
@@ -75,15 +73,3 @@ def assert_same(outcome: Outcome, one: Outcome) -> None:
     difference, name = worst(outcome.first_gradients, one.first_gradients)
     assert difference < 1e-5, name
     np.testing.assert_allclose(outcome.losses, one.losses, rtol=5e-6)
-
-
-@pytest.mark.parametrize(
-    ("model", "context", "message"),
-    [(GPT, 1, "needs parallel.context shards"), (DROPOUT, 2, "has no attention_dropout")],
-)
-def test_a_ring_that_cannot_run_is_refused(model: object, context: int, message: str) -> None:
-    """A forced kernel never falls back."""
-    train = TrainConfig(steps=1, attention="ring")
-    config = Config(model=model, train=train, parallel=ParallelConfig(context=context))
-    with pytest.raises(ConfigError, match=message):
-        choose_attention(config, jax.default_backend())

@@ -11,8 +11,7 @@ from functools import cache
 
 import pytest
 
-from megajax.config import Config, ConfigError, ParallelConfig, load_config
-from megajax.parallel.kernels import choose_attention
+from megajax.config import Config, ParallelConfig, load_config
 from megajax.training.equivalence import Outcome, comparable, compare
 from tests.harness import train_layout
 
@@ -45,14 +44,3 @@ def test_every_layout_computes_the_same(layout: str) -> None:
     name = layout.partition(" ")[0]
     outcome = train_layout(shallow(name), ParallelConfig(**({"data": 1} | LAYOUTS[layout])), steps=2)
     assert compare(outcome, reference(name)).departures == ()
-
-
-@pytest.mark.parametrize("name", ["bert_tiny", "t5_tiny"])
-def test_kernels_for_the_past_alone_do_not_run(name: str) -> None:
-    config = load_config(f"verify/{name}.yaml").config
-    config = replace(config, model=replace(config.model, attention_dropout=0.0, head_dim=8))
-    config = replace(config, train=replace(config.train, precision="bf16"))
-    assert choose_attention(config, "gpu").name == "xla"
-    ring = replace(config, train=replace(config.train, attention="ring"), parallel=ParallelConfig(context=2))
-    with pytest.raises(ConfigError, match="ring is for plain causal attention"):
-        choose_attention(ring, "gpu")

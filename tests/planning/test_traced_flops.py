@@ -110,7 +110,7 @@ def train_config(model: ModelConfig, sequence: int, batch: int, remat: Remat, **
 def trace(config: Config) -> tuple[Any, Any, Any]:
     """The jitted step with the xla kernel, which computes all S^2 scores; state and batch without numbers."""
     devices = jax.devices()[: prod(mesh_sizes(config).values())]
-    step, _, state, batch = abstract_step(config, devices, "xla")
+    step, _, state, batch = abstract_step(config, devices, "cpu")
     return step, state, batch
 
 
