@@ -18,7 +18,7 @@ from megajax.config.cli import OneLineParser, entry_point
 from megajax.training.huggingface import export_model, import_model
 from megajax.training.megatron import import_megatron
 
-ONLY = {"import": ("words", "interleaved_rope"), "export": ("step", "dtype")}
+ONLY = {"import": ("words", "interleaved_rope", "ignore_args"), "export": ("step", "dtype")}
 """What belongs to one of the two."""
 
 
@@ -33,9 +33,13 @@ def main(argv: list[str]) -> None:
                 what = f"--{name.replace('_', '-')}" if name != "words" else given.words[0]
                 raise ConfigError(f"{what} is for `convert {action}`: leave it out")
     if given.action == "import" and is_megatron(given.source):
-        import_megatron(given.source, given.out, given.words)
+        if given.interleaved_rope:
+            raise ConfigError("--interleaved-rope is for Hugging Face models: Megatron-LM's say it themselves")
+        import_megatron(given.source, given.out, given.words, given.ignore_args.split(","))
         print(f"{given.out} is a run with the weights of {given.source}")
     elif given.action == "import":
+        if given.ignore_args:
+            raise ConfigError("--ignore-args is for checkpoints of Megatron-LM: leave it out")
         import_model(given.source, given.out, given.words, interleaved_rope=given.interleaved_rope)
         print(f"{given.out} is a run with the weights of {given.source}")
     else:
@@ -55,6 +59,10 @@ def _parser() -> argparse.ArgumentParser:
     add("words", nargs="*", metavar="KEY=VALUE", help="import: values of the run's configuration")
     add("--out", type=Path, required=True, metavar="DIR", help="the run, or the model, that is made; must not exist")
     add("--interleaved-rope", action="store_true", help="import: rotary pairs are neighbours (LLaMA's first release)")
+    what = (
+        "import: arguments of Megatron-LM's checkpoint, unknown here, that leave its model alone, with commas between"
+    )
+    add("--ignore-args", metavar="NAMES", default="", help=what)
     add("--step", type=int, metavar="N", help="export: checkpoint; unset = the newest")
     add("--dtype", choices=list(PRECISIONS), help="export: of all tensors; unset = as imported, or fp32")
     return parser

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from megajax.training.huggingface import staged_directory
 log = logging.getLogger(__name__)
 
 
-def import_megatron(source: Path, out: Path, words: Sequence[str] = ()) -> None:
+def import_megatron(source: Path, out: Path, words: Sequence[str] = (), ignored: Collection[str] = ()) -> None:
     """Make a run of a checkpoint of Megatron-LM, of any tensor, pipeline and virtual pipeline size.
 
     Args:
@@ -25,12 +25,14 @@ def import_megatron(source: Path, out: Path, words: Sequence[str] = ()) -> None:
         out: directory of the run, which must not exist.
         words: `KEY=VALUE` that the checkpoint does not say: `tokenizer.*`, and `model.vocab_size`, without which all
             rows of its padded vocabulary count.
+        ignored: arguments of the checkpoint, unknown here, that leave the model alone.
 
     Raises:
         ConfigError: PyTorch is missing, the files are damaged, or the model has no counterpart here.
     """
     files = open_checkpoint(source)
-    model = read_architecture(files.args)
+    architecture = read_architecture(files.args, ignored)
+    model = architecture.model
     with staged_directory(out) as staged:
         rows = model.vocab_size or 1
         ids = TokenizerConfig(type="null", vocab_size=rows - 1)  # and one that ends documents
@@ -51,6 +53,6 @@ def import_megatron(source: Path, out: Path, words: Sequence[str] = ()) -> None:
         writer = ParamsWriter(staged / "checkpoints")
         for name, shape in shapes(stored).items():
             writer.create(name, shape, depth=int(name.startswith("blocks.")))
-        for name, index, value in pieces(files, stored):
+        for name, index, value in pieces(files, architecture._replace(model=stored)):
             writer.put(name, index, value)
         writer.finish({"consumed_samples": 0, "tokenizer": tokenizer.identity, "imported": "megatron"})

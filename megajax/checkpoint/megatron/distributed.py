@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from megajax.checkpoint.megatron.names import canonical
+from megajax.checkpoint.megatron.names import ONE_EXPERT, canonical
 from megajax.checkpoint.megatron.torch_files import load, numbers, torch
 from megajax.config.base import ConfigError
 
@@ -40,7 +40,8 @@ class DistributedFiles:
         self.whole_names = {name for name in self._stored if not name.startswith(STACK)}
         rest = [name.removeprefix(STACK) for name in self._stored if name.startswith(STACK)]
         self._stacked = not any(name.split(".")[0].isdigit() for name in rest)
-        self.layer_names = set(rest) if self._stacked else {name.partition(".")[2] for name in rest}
+        names = set(rest) if self._stacked else {name.partition(".")[2] for name in rest}
+        self.layer_names = {ONE_EXPERT.sub("", name) for name in names}
         self._read: tuple[str, np.ndarray] | None = None
 
     def whole(self, name: str) -> np.ndarray:
@@ -51,9 +52,14 @@ class DistributedFiles:
         return numbers(empty)
 
     def layer(self, number: int, name: str) -> np.ndarray:
-        """A tensor of a layer; the stack that it was in is kept until another one is asked for."""
+        """A tensor of a layer, experts that are apart as one; a stack is kept until another one is asked for."""
+        place = STACK if self._stacked else f"{STACK}{number}."
+        if place + name not in self._stored:
+            before, experts, after = name.partition("mlp.experts.")
+            apart = [f"{before}{experts}{i}.{after}" for i in range(self.args.num_experts)]
+            return np.stack([self.layer(number, expert) for expert in apart])
         if not self._stacked:
-            return self.whole(f"{STACK}{number}.{name}")
+            return self.whole(place + name)
         if self._read is None or self._read[0] != name:
             self._read = name, self.whole(STACK + name)
         return self._read[1][number]

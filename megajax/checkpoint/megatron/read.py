@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import jax
 import numpy as np
 
+from megajax.checkpoint.megatron.arguments import Architecture
 from megajax.checkpoint.megatron.distributed import DistributedFiles
 from megajax.checkpoint.megatron.names import LAYER, WHOLE
 from megajax.checkpoint.megatron.ranks import FOLDER, RankFiles
@@ -77,16 +78,17 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {name: leaf.shape for name, leaf in named_leaves(abstract)}
 
 
-def pieces(files: Files, model: ModelConfig) -> Iterator[Piece]:
+def pieces(files: Files, architecture: Architecture) -> Iterator[Piece]:
     """Every block of every parameter.
 
     Args:
         files: opened.
-        model: what they hold, without rows beyond the vocabulary.
+        architecture: what they hold; of a model without rows beyond the vocabulary.
 
     Raises:
         ConfigError: a tensor has no counterpart, is missing, or has another shape.
     """
+    model = architecture.model
     wanted = shapes(model)
     whole = {WHOLE[name][0]: name for name in _known(files.whole_names, WHOLE)}
     layer = {f"blocks.{LAYER[name][0]}": name for name in _known(files.layer_names, LAYER)}
@@ -97,16 +99,16 @@ def pieces(files: Files, model: ModelConfig) -> Iterator[Piece]:
     for name in (whole.keys() | layer.keys()) - wanted.keys():
         raise ConfigError(f"the checkpoint holds {name}, which the model of its args lacks")
     for name, theirs in whole.items():
-        yield _checked(Piece(name, (), WHOLE[theirs][1](files.whole(theirs), model)), wanted[name])
+        yield _checked(Piece(name, (), WHOLE[theirs][1](files.whole(theirs), architecture)), wanted[name])
     for name, theirs in layer.items():
         for number in range(model.num_layers):
-            value = LAYER[theirs][1](files.layer(number, theirs), model)
+            value = LAYER[theirs][1](files.layer(number, theirs), architecture)
             yield _checked(Piece(name, (number,), value), wanted[name][1:])
 
 
 def _known(names: set[str], table: Mapping[str, object]) -> set[str]:
     for name in sorted(names - table.keys()):
-        raise ConfigError(f"the checkpoint holds {name}, which has no counterpart here")
+        raise ConfigError(f"the checkpoint holds {name}, which no decoder has: BERT, T5 and others cannot be imported")
     return names
 
 
