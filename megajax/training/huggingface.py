@@ -37,6 +37,7 @@ from megajax.checkpoint.imported import ParamsWriter
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import Config, ConfigError, ModelConfig, TokenizerConfig, check_config, dump_config, load_config
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
+from megajax.data.tokenizers.export import write_tokenizer
 from megajax.training.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -111,8 +112,11 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
     outgoing = Outgoing(checkpoint, record, moves)
     with staged_directory(out) as staged:
         outgoing.write(staged, manifest, PRECISIONS[precision].name if precision else None)
-        for path in _carried(imported) if imported.is_dir() else _own_tokenizer(run, config.tokenizer):
-            shutil.copyfile(path, staged / path.name)
+        if _came_with_model(run.path, config):
+            for path in _carried(imported):
+                shutil.copyfile(path, staged / path.name)
+        else:
+            _write_own_tokenizer(run.path, config, staged, family.model_type)
         text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
         (staged / "config.json").write_text(text + "\n", encoding="utf-8")
 
@@ -127,7 +131,7 @@ def _configure(
         problem = error.errors()[0]
         raise ConfigError(f"config.json: {problem['input']} for {problem['loc'][0]}: {problem['msg']}") from None
     most, _ = Counter(tensor.dtype for tensor in files.tensors.values()).most_common(1)[0]
-    given = Config(output_dir=str(out), model=model, tokenizer=_tokenizer_in(staged, model))
+    given = Config(output_dir=str(out), model=model, tokenizer=_usable_tokenizer(staged, model))
     precision = next((ours for ours, theirs in PRECISIONS.items() if theirs.name == most), "fp32")
     length = min(given.data.seq_length, model.max_positions)
     file = staged / "config.yaml"
@@ -138,24 +142,12 @@ def _configure(
     return config, build_tokenizer(_found_in(staged, config.tokenizer))
 
 
-def _tokenizer_in(run: Path, model: ModelConfig) -> TokenizerConfig:
+def _usable_tokenizer(run: Path, model: ModelConfig) -> TokenizerConfig:
     """The tokenizer that came with a model, its files named as from the run; plain ids if there is none of use."""
     assert model.vocab_size is not None
+    config = _tokenizer_in(run, model.family)
     ids = TokenizerConfig(type="null", vocab_size=model.vocab_size - 1)  # and one that ends documents
-    extra = 100 if model.family == "t5" else 0
-    there = {path.name: f"{FOLDER}/{path.name}" for path in _carried(run / FOLDER)}
-    pieces = next((name for name in there if name.endswith(".model")), None)
-    if "tokenizer.json" in there:
-        config = TokenizerConfig(type="huggingface", model=there["tokenizer.json"], extra_ids=extra)
-    elif pieces:
-        config = TokenizerConfig(type="sentencepiece", model=there[pieces], extra_ids=extra)
-    elif "vocab.txt" in there:
-        about = there.get("tokenizer_config.json")
-        lower = read_json(run / about).get("do_lower_case", True) if about else True
-        config = TokenizerConfig(type="bert_wordpiece", vocab=there["vocab.txt"], lower_case=lower)
-    elif "vocab.json" in there and "merges.txt" in there:
-        config = TokenizerConfig(type="gpt2_bpe", vocab=there["vocab.json"], merges=there["merges.txt"])
-    else:
+    if config is None:
         log.warning("the model has no tokenizer: texts are read as token ids")
         return ids
     try:
@@ -164,6 +156,24 @@ def _tokenizer_in(run: Path, model: ModelConfig) -> TokenizerConfig:
         log.warning("its tokenizer is of no use, texts are read as token ids: %s", error)
         return ids
     return config
+
+
+def _tokenizer_in(run: Path, family: str) -> TokenizerConfig | None:
+    """The tokenizer that came with a model of a family, if one did."""
+    there = {path.name: f"{FOLDER}/{path.name}" for path in _carried(run / FOLDER)}
+    extra = 100 if family == "t5" else 0
+    pieces = next((name for name in there if name.endswith(".model")), None)
+    if "tokenizer.json" in there:
+        return TokenizerConfig(type="huggingface", model=there["tokenizer.json"], extra_ids=extra)
+    if pieces:
+        return TokenizerConfig(type="sentencepiece", model=there[pieces], extra_ids=extra)
+    if "vocab.txt" in there:
+        about = there.get("tokenizer_config.json")
+        lower = read_json(run / about).get("do_lower_case", True) if about else True
+        return TokenizerConfig(type="bert_wordpiece", vocab=there["vocab.txt"], lower_case=lower)
+    if "vocab.json" in there and "merges.txt" in there:
+        return TokenizerConfig(type="gpt2_bpe", vocab=there["vocab.json"], merges=there["merges.txt"])
+    return None
 
 
 def _found_in(run: Path, config: TokenizerConfig) -> TokenizerConfig:
@@ -180,14 +190,25 @@ def _found_in(run: Path, config: TokenizerConfig) -> TokenizerConfig:
     return replace(config, model=found(model), vocab=found(vocab), merges=found(config.merges))
 
 
-def _own_tokenizer(run: RunDirectory, config: TokenizerConfig) -> Iterator[Path]:
-    """Files of the tokenizer of a run that began here, and of what tells its special tokens."""
-    config = _found_in(run.path, config)
-    for name in (config.model, config.vocab, config.merges):
-        if name and Path(name).is_file():
-            yield Path(name)
-            if config.type == "huggingface":
-                yield from Path(name).parent.glob("tokenizer_config.json")
+def _came_with_model(run: Path, config: Config) -> bool:
+    """Whether a run has the tokenizer that came with its model, or none of use did: files go out unchanged."""
+    came = (run / FOLDER).is_dir()
+    return came and (config.tokenizer.type == "null" or config.tokenizer == _tokenizer_in(run, config.model.family))
+
+
+def _write_own_tokenizer(run: Path, config: Config, out: Path, model_type: str) -> None:
+    """Make files of the tokenizer that transformers reads.
+
+    In the texts that a decoder was trained on, the name of a special token was text; what is written for other models,
+    for chats and for gaps to be filled holds such names as the tokens themselves.
+    """
+    tokenizer = build_tokenizer(_found_in(run, config.tokenizer))
+    family = config.model.family
+    plain = family == "gpt" and not config.data.fim_rate and tokenizer.chat_template is None
+    write_tokenizer(
+        tokenizer, out,
+        model_type=model_type, longest=config.model.max_positions, names_are_text=plain, masked=family == "bert",
+    )  # fmt: skip
 
 
 def _new_settings(family: Family, model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:

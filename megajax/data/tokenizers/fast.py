@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from megajax.config.base import ConfigError
 from megajax.data.files import write_text
-from megajax.data.tokenizers.tokenizer import Tokenizer, file_identity, sentinel_names
+from megajax.data.tokenizers.tokenizer import ROLES, Tokenizer, file_identity, sentinel_names
 
 _GPT2_EOD = "<|endoftext|>"
 _KNOWN_EODS = (_GPT2_EOD, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-_ROLES = ("eos", "bos", "pad", "unk", "cls", "sep", "mask")
-_BERT_NAMES = {role: f"[{role.upper()}]" for role in _ROLES}
+_BERT_NAMES = {role: f"[{role.upper()}]" for role in ROLES}
 _BERT_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """What every BERT vocabulary holds."""
 
@@ -42,6 +41,7 @@ class FastTokenizer(Tokenizer):
         tokenizer.add_special_tokens(sentinel_names(extra_ids))
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
+        self._names = [name for name in names.values() if tokenizer.token_to_id(name) is not None]
         ids: dict[str, Any] = {role: tokenizer.token_to_id(name) for role, name in names.items()}
         self.eod_id = ids["eos"]
         self.bos_id, self.pad_id, self.unk_id = ids.get("bos"), ids.get("pad"), ids.get("unk")
@@ -65,8 +65,23 @@ class FastTokenizer(Tokenizer):
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def id_of(self, name: str) -> int | None:
-        """Return the id of a special token; None where there is none."""
+        """Return the id of a token; None where there is none."""
         return self._tokenizer.token_to_id(name)
+
+    def as_fast(self) -> tokenizers.Tokenizer:
+        """Return a copy of the library's object, with nothing put around a text."""
+        made = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        made.post_processor = processors.TemplateProcessing("$A", "$A $B:1", [])
+        made.add_special_tokens(self._names)
+        return made
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Return the ids of a text in which the names of special tokens stand for these, as in a prompt of a chat."""
+        return self._marked.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _marked(self) -> tokenizers.Tokenizer:
+        return self.as_fast()
 
     @cached_property
     def continuations(self) -> np.ndarray:
@@ -119,7 +134,7 @@ def _special_tokens(path: Path) -> dict[str, str]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error})") from None
-    tokens = {role: config.get(f"{role}_token") for role in _ROLES}
+    tokens = {role: config.get(f"{role}_token") for role in ROLES}
     names = {role: token["content"] if isinstance(token, dict) else token for role, token in tokens.items()}
     return {role: name for role, name in names.items() if name is not None}
 

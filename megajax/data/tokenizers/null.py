@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import tokenizers
+from tokenizers import models, pre_tokenizers
 
 from megajax.config.base import ConfigError
-from megajax.data.tokenizers.tokenizer import Tokenizer
+from megajax.data.tokenizers.tokenizer import Tokenizer, sentinel_names
 
 
 class NullTokenizer(Tokenizer):
@@ -34,3 +37,15 @@ class NullTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         """Write ids as text."""
         return " ".join(str(i) for i in ids)
+
+    def as_fast(self) -> tokenizers.Tokenizer:
+        """Return a tokenizer whose words are the numbers."""
+        words = {str(i): i for i in range(self.eod_id)} | {"<eod>": self.eod_id}
+        made = tokenizers.Tokenizer(models.WordLevel(words))
+        made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        made.add_special_tokens(["<eod>", *sentinel_names(len(self.sentinel_ids))])
+        return made
+
+    def probes(self, texts: Iterable[str]) -> list[str]:
+        """Return numbers: nothing else is text here."""
+        return ["", " ", f"0  {self.eod_id - 1}\n0"]

@@ -8,9 +8,11 @@ from itertools import groupby
 from pathlib import Path
 
 import sentencepiece
+import tokenizers
 
 from megajax.config.base import ConfigError
 from megajax.data.files import atomic_write
+from megajax.data.tokenizers.convert import from_sentencepiece
 from megajax.data.tokenizers.tokenizer import Tokenizer, file_identity, sentinel_names
 
 
@@ -69,6 +71,12 @@ class SentencePieceTokenizer(Tokenizer):
             run = list(group)
             text += self._model.decode(run) if is_piece else "".join(self._added[i - size] for i in run)
         return text
+
+    def as_fast(self) -> tokenizers.Tokenizer:
+        """Return what does the same with the same pieces (`convert`)."""
+        made = from_sentencepiece(self._model.serialized_model_proto())
+        made.add_special_tokens(self._added)
+        return made
 
 
 def _present(piece: int) -> int | None:

@@ -7,8 +7,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import tokenizers
+
 from megajax.config.base import ConfigError
 from megajax.config.data import TokenizerConfig
+from megajax.data.tokenizers.convert import from_ranks
 from megajax.data.tokenizers.tokenizer import Tokenizer, file_identity, sentinel_names
 
 # Where a text is cut before pieces are merged: Megatron-LM's two patterns, and LLaMA 3's
@@ -52,8 +55,9 @@ class RankTokenizer(Tokenizer):
         sentinels = {name: size + i for i, name in enumerate(sentinel_names(config.extra_ids))}
         self.sentinel_ids = tuple(sentinels.values())
         self.vocab_size = size + len(sentinels)
+        self._ranks, self._special, self._pattern = ranks, special | sentinels, _PATTERNS[pattern]
         self._encoding = tiktoken.Encoding(
-            path.name, pat_str=_PATTERNS[pattern], mergeable_ranks=ranks, special_tokens=special | sentinels
+            path.name, pat_str=self._pattern, mergeable_ranks=ranks, special_tokens=self._special
         )
         self.identity = file_identity("tiktoken", self.vocab_size, path) | {
             "pattern": pattern,
@@ -71,6 +75,10 @@ class RankTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some ids, special tokens by their name; bytes that are no UTF-8 become U+FFFD."""
         return self._encoding.decode([int(i) for i in ids])
+
+    def as_fast(self) -> tokenizers.Tokenizer:
+        """Return the byte-level BPE of the same merges."""
+        return from_ranks(self._ranks, self._special, self._pattern)
 
 
 _Vocabulary = tuple[dict[bytes, int], dict[str, int]]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import tokenizers
+
+from megajax.config.base import ConfigError
 
 Identity = dict[str, str | int]
+ROLES = ("eos", "bos", "pad", "unk", "cls", "sep", "mask")
+"""What special tokens are for, in the words of Hugging Face."""
 
 
 class Tokenizer(ABC):
@@ -34,6 +40,12 @@ class Tokenizer(ABC):
     """Stands for a token to be predicted."""
     sentinel_ids: tuple[int, ...] = ()
     """<extra_id_0>, <extra_id_1>, ...: each stands for a span of tokens to be predicted."""
+    prefix: tuple[int, ...] = ()
+    """What stands before every document, prompt and text: the beginning of sequence, or nothing."""
+    suffix: tuple[int, ...] = ()
+    """What the tokenizer puts after a text for an encoder: an end token, or nothing."""
+    chat_template: str | None = None
+    """How conversations are written (Jinja, as in tokenizer_config.json); None = as `data.conversations` does."""
     identity: Identity
     """Kind, size and hash of the contents: equal for two tokenizers that give the same ids."""
 
@@ -49,9 +61,41 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some ids."""
 
+    def as_fast(self) -> tokenizers.Tokenizer:
+        """Return a tokenizer of the `tokenizers` library that gives the same ids, nothing put around a text.
+
+        Raises:
+            ConfigError: the library has none.
+        """
+        raise ConfigError(f"a tokenizer of type {self.identity['type']} has no counterpart in the tokenizers library")
+
+    def id_for(self, role: str) -> int | None:
+        """Return the id of the special token of a role (`ROLES`); None where there is none."""
+        return self.eod_id if role == "eos" else getattr(self, f"{role}_id")
+
     def id_of(self, name: str) -> int | None:
         """Return the id of a special token such as `<fim_prefix>`; None where there is none."""
-        return None
+        return self.special.get(name)
+
+    @cached_property
+    def special(self) -> dict[str, int]:
+        """Ids of the special tokens by their names."""
+        added = self.as_fast().get_added_tokens_decoder()
+        return {token.content: i for i, token in added.items() if token.special}
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Return the ids of a text in which the names of special tokens stand for these, as in a prompt of a chat."""
+        if not self.special:
+            return self.encode(text)
+        names = sorted(self.special, key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
+        texts = self.encode_batch(parts[::2])
+        marks = [[self.special[name]] for name in parts[1::2]] + [[]]
+        return [i for pair in zip(texts, marks, strict=True) for ids in pair for i in ids]
+
+    def probes(self, texts: Iterable[str]) -> list[str]:
+        """Return those of some texts that the tokenizer can read, all unless it says otherwise, and its own names."""
+        return [*texts, *(f"a{name}b {name}" for name in [*self.special][:20])]
 
     @cached_property
     def continuations(self) -> np.ndarray:
