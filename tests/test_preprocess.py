@@ -50,7 +50,7 @@ def test_any_number_of_workers_gives_the_same_bytes_for_every_key(tmp_path: Path
 
     assert output(tmp_path, "alone") == output(tmp_path, "together")
     assert set(output(tmp_path, "alone")) == {
-        f"_{key}_document.{s}" for key in ("text", "more") for s in ("bin", "idx")
+        f"_{key}_document.{s}" for key in ("text", "more") for s in ("bin", "idx", "ids.json")
     }
     assert [report.documents for report in alone] == [16_000, 16_000]
     assert not (tmp_path / "alone_shards").exists()

@@ -33,7 +33,7 @@ def build_datasets(
         config: sources, either `path` cut by `split` or one path per split.
         sizes: samples wanted of "train", "valid" and "test"; None = one epoch, 0 or left out = none.
         seed: of the sample order, the same for every source.
-        tokenizer: ids outside its vocabulary are refused when read.
+        tokenizer: ids outside its vocabulary are refused, as early as can be.
         family: of models, which decides what a sample is.
         pair_task: samples of BERT are two parts.
         before: the mix of sources that a resumed run was trained on.
@@ -60,6 +60,7 @@ def build_datasets(
         elif parts:
             resumed = (before, consumed) if name == "train" else (None, 0)
             built[name] = _many_epochs(maker, parts, num_samples, *resumed, alone=len(sources) == 1)
+    maker.scan.start()
     return built
 
 
@@ -122,7 +123,7 @@ def _many_epochs(
         weights, length = [float(n) for n in left], min(length, sum(left))
     first = [source.first for source in sources]
     blend = BlendedDataset(chains, weights, length, maker.cache_dir(parts[0]), mix.start, first)
-    return TrainingData(replace(mix, sources=tuple(sources)), blend, [chain.per_epoch for chain in chains])
+    return TrainingData(replace(mix, sources=tuple(sources)), blend, [chain.per_epoch for chain in chains], maker.scan)
 
 
 def _readings(parts: Sequence[Part], alone: bool) -> list[Reading]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megajax.data.files import atomic_write
+from megajax.data.files import atomic_write, map_array
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def load_or_build(
         return list(build())
     paths = [folder / f"{key}-{name}.npy" for name in names]
     try:
-        return [np.load(path, mmap_mode="r") for path in paths]
+        return [map_array(path) for path in paths]
     except (OSError, ValueError, EOFError):
         arrays = list(build())
     try:

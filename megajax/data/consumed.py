@@ -19,6 +19,7 @@ import numpy as np
 from megajax.config.base import ConfigError
 from megajax.data.blend import BlendedDataset
 from megajax.data.dataset import Batch
+from megajax.data.vocabulary import VocabularyScan
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,11 @@ class TrainingData:
         mix: what is read; its orders reach to the end of the run.
         blend: its samples.
         per_epoch: samples in one pass over each source.
+        scan: goes on with every batch.
     """
 
-    def __init__(self, mix: Mix, blend: BlendedDataset, per_epoch: Sequence[float]):
-        self.mix, self.blend, self._per_epoch = mix, blend, per_epoch
+    def __init__(self, mix: Mix, blend: BlendedDataset, per_epoch: Sequence[float], scan: VocabularyScan):
+        self.mix, self.blend, self._per_epoch, self._scan = mix, blend, per_epoch, scan
         self.fingerprint = blend.fingerprint
 
     def __len__(self) -> int:
@@ -125,6 +127,7 @@ class TrainingData:
 
     def batch(self, sample_ids: np.ndarray) -> Batch:
         """Return the rows of some samples."""
+        self._scan.go_on()
         return self.blend.batch(sample_ids)
 
     def at(self, samples: int) -> Mix:

@@ -27,7 +27,7 @@ from megajax.data.workers import make_shards
 log = logging.getLogger(__name__)
 
 _LOCK = "lock"
-_OURS = re.compile(r"lock|\.?[0-9a-f]{24}(-\d+)?\.(bin|idx|json)(\.[0-9a-f]{32})?")
+_OURS = re.compile(r"lock|\.?[0-9a-f]{24}(-\d+)?\.(bin|idx|ids\.json|json)(\.[0-9a-f]{32})?")
 """Names of what a folder of shards may hold: whatever else is there is somebody else's."""
 
 

@@ -19,7 +19,8 @@ from typing import BinaryIO, NamedTuple, Self
 import numpy as np
 
 from megajax.config.base import ConfigError
-from megajax.data.files import atomic_write
+from megajax.data.files import atomic_write, map_file
+from megajax.data.vocabulary import IdRange, note_path
 
 _HEADER = struct.Struct("<9sQBQQ")
 _MAGIC = b"MMIDIDX\0\0"
@@ -27,6 +28,8 @@ _VERSION = 1
 _DTYPES = {code: np.dtype(name) for code, name in {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}.items()}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _BUFFER = 1 << 14
+_LONGEST = 2**31 - 1
+"""Tokens of a sequence: lengths are int32."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -48,6 +51,7 @@ class IndexedDataset:
         pointers: byte offset of each sequence in the .bin, int64.
         document_index: 0, then the sequence count after each document, int64.
         dtype: token type on disk; the file's header decides, never the vocabulary.
+        total: tokens of the file.
 
     Raises:
         ConfigError: a file is missing or breaks the format.
@@ -56,6 +60,8 @@ class IndexedDataset:
     def __init__(self, prefix: str | Path):
         self.bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
         for path in (self.bin_path, idx_path):
+            if Path(prefix).is_dir() and not path.exists():
+                raise ConfigError(f"{prefix} is a folder: name its token files, {named_pairs(Path(prefix))}")
             if not path.is_file():
                 raise ConfigError(f"{path}: no such file; name token files without .bin or .idx")
         index = map_index(idx_path)
@@ -69,8 +75,8 @@ class IndexedDataset:
                 f"({expected // self.dtype.itemsize} tokens of {self.dtype.name}); write the pair again"
             )
         _check_arrays(idx_path, index)
-        # an empty file cannot be mapped
-        self._tokens = np.memmap(self.bin_path, self.dtype, "r").view(np.ndarray) if found else np.empty(0, self.dtype)
+        self.total = expected // self.dtype.itemsize
+        self._tokens = map_file(self.bin_path).view(self.dtype)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -86,9 +92,20 @@ class IndexedDataset:
         start += offset
         return self._tokens[start : end if length is None else min(end, start + length)]
 
+    def span(self, start: int, stop: int) -> np.ndarray:
+        """Return the tokens of the whole file from one to another, as a read-only view of the file."""
+        return self._tokens[start:stop]
+
     def gather(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
         """Return a copy of the tokens from each start to its stop, numbered through the whole file, end to end."""
         return np.concatenate([self._tokens[i:j] for i, j in zip(starts.tolist(), stops.tolist(), strict=True)])
+
+
+def named_pairs(folder: Path) -> str:
+    """The prefixes of the token files in a folder, for messages."""
+    names = sorted(str(path.with_suffix("")) for path in folder.glob("*.idx"))
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"such as {shown}" if names else "of which it holds none"
 
 
 class Index(NamedTuple):
@@ -119,7 +136,7 @@ def map_index(path: Path) -> Index:
             f"{path}: {size} bytes found, {expected} expected for {sequences} sequences and a document index of "
             f"{documents}; write the pair again"
         )
-    raw = np.memmap(path, np.uint8, "r")
+    raw = map_file(path)
     dtype = _DTYPES[code]
     # views of the mapping; the 34-byte header leaves them unaligned, which numpy copes with
     lengths = np.frombuffer(raw, "<i4", sequences, _HEADER.size)
@@ -154,7 +171,8 @@ def new_pair(prefix: str | Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         yield tokens, index
         index.flush()  # what has no room on the disk shows before the older pair is given up
         tokens.flush()
-        idx_path.unlink(missing_ok=True)
+        for older in (note_path(bin_path), idx_path):
+            older.unlink(missing_ok=True)
 
 
 def write_index(file: BinaryIO, parts: Callable[[], Iterable[Index]]) -> None:
@@ -187,13 +205,17 @@ def write_index(file: BinaryIO, parts: Callable[[], Iterable[Index]]) -> None:
 
 
 class IndexedWriter:
-    """Writes a `.bin/.idx` pair, byte for byte as Megatron does; use it as a context manager (see `new_pair`)."""
+    """Writes a `.bin/.idx` pair, byte for byte as Megatron does, and the range of its ids beside it.
+
+    Use it as a context manager (see `new_pair`).
+    """
 
     def __init__(self, prefix: str | Path, dtype: np.dtype):
         self._prefix = prefix
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._lengths, self._document_index = array("i"), array("q", [0])
         self._buffer, self._filled = np.empty(_BUFFER, np.int64), 0
+        self._ids = IdRange()
         self._open_files = ExitStack()
         self._bin, self._idx = self._open_files.enter_context(new_pair(prefix))
 
@@ -205,9 +227,12 @@ class IndexedWriter:
             lengths: tokens per sequence (sentence) of it; unset = one sequence, or none when there are no tokens.
 
         Raises:
-            ConfigError: the lengths do not add up, or (perhaps not before the block ends) an id does not fit the type.
+            ConfigError: the lengths do not add up, a sequence is longer than the format can say, or (perhaps not before
+                the block ends) an id does not fit the type.
         """
         count = len(tokens)
+        if (longest := count if lengths is None else max(lengths, default=0)) > _LONGEST:
+            raise ConfigError(f"{self._prefix}: a sequence of {longest} tokens; the format holds {_LONGEST}: cut it up")
         if lengths is not None:
             if sum(lengths) != count:
                 raise ConfigError(f"{self._prefix}: sequence lengths {list(lengths)} for a document of {count} tokens")
@@ -237,6 +262,7 @@ class IndexedWriter:
         if len(tokens) and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
             wrong = tokens[(tokens < limits.min) | (tokens > limits.max)][0]
             raise ConfigError(f"{self._prefix}: token id {wrong} does not fit {self._dtype.name}")
+        self._ids.add(tokens)
         self._bin.write(tokens.astype(self._dtype).data)
 
     def _write_index(self) -> None:
@@ -255,5 +281,6 @@ class IndexedWriter:
         if kind is None:
             with self._open_files:
                 self._write_index()
+            self._ids.note(IndexedDataset(self._prefix))
         else:
             self._open_files.__exit__(kind, error, trace)

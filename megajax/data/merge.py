@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from megajax.config.base import ConfigError
 from megajax.data.indexed import IndexedDataset, map_index, new_pair, write_index
+from megajax.data.vocabulary import IdRange
+
+_PIECE = 1 << 22
+"""Tokens copied at a time."""
 
 
 def prefixes_in(source: str | Path) -> list[Path]:
@@ -37,8 +40,13 @@ def merge_token_files(prefixes: Sequence[str | Path], output_prefix: str | Path)
                 f"{prefix}: holds {dtypes[1].name} tokens, {prefixes[0]} {dtypes[0].name}; "
                 "only files of one token type can be merged: write one of them again"
             )
+    ids = IdRange()
     with new_pair(output_prefix) as (tokens, index):
         for prefix in prefixes:
-            with Path(f"{prefix}.bin").open("rb") as file:
-                shutil.copyfileobj(file, tokens, 1 << 24)
+            part = IndexedDataset(prefix)
+            for start in range(0, part.total, _PIECE):
+                piece = part.span(start, start + _PIECE)
+                ids.add(piece)
+                tokens.write(piece.data)
         write_index(index, lambda: (map_index(Path(f"{prefix}.idx")) for prefix in prefixes))
+    ids.note(IndexedDataset(output_prefix))

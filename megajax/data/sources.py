@@ -20,6 +20,7 @@ from megajax.data.kinds import build_split
 from megajax.data.mock import MockDocuments
 from megajax.data.splits import document_range
 from megajax.data.tokenizers import Tokenizer
+from megajax.data.vocabulary import VocabularyScan
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Maker:
     Args:
         config: what samples are.
         seed: of the sample order.
-        tokenizer: ids outside its vocabulary are refused when read.
+        tokenizer: ids outside its vocabulary are refused.
         kind: gpt, bert, t5 or instruction.
         pair_task: bert: samples are two parts.
     """
@@ -62,7 +63,8 @@ class Maker:
     def __init__(self, config: DataConfig, seed: int, tokenizer: Tokenizer, kind: str, pair_task: bool):
         self._config, self._seed, self._tokenizer = config, seed, tokenizer
         self._kind, self._pair_task = kind, pair_task
-        self._open = cache(IndexedDataset)
+        self.scan = VocabularyScan(tokenizer.vocab_size)
+        self._open = cache(self._opened)
         if kind != "gpt" and (config.mock or config.fim_rate):
             raise ConfigError(f"data.mock and data.fim_rate are for gpt samples, not for {kind}: leave them unset")
 
@@ -103,6 +105,11 @@ class Maker:
         if self._config.cache_dir:
             return Path(self._config.cache_dir)
         return None if self._config.mock else Path(part.source.prefix).parent / "cache"
+
+    def _opened(self, prefix: str) -> IndexedDataset:
+        indexed = IndexedDataset(prefix)
+        self.scan.add(indexed)
+        return indexed
 
     @cache  # noqa: B019 - lives as long as the run
     def _mock(self) -> MockDocuments:

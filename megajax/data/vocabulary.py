@@ -1,19 +1,169 @@
-"""Token files against the tokenizer that is to read them."""
+"""Token files against the vocabulary of the tokenizer that is to read them.
+
+Whoever writes token files here notes the range of their ids in `PREFIX.ids.json` beside them; a file without a note of
+its own contents is looked through: the first half GiB before training, the rest a little with every batch.
+"""
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from megajax.config.base import ConfigError
+from megajax.data.cache import fingerprint
+from megajax.data.files import atomic_write
+
+if TYPE_CHECKING:
+    from megajax.data.indexed import IndexedDataset
+
+_PEEK = 1 << 15
+_AT_START, _WITH_A_BATCH = 1 << 29, 1 << 24
+"""Bytes looked through."""
+
+
+class Found(NamedTuple):
+    """An id and the token of the file where it is first."""
+
+    token: int
+    place: int
+
+
+class IdRange:
+    """The smallest and the largest id of a file, gathered piece by piece."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._ends: list[Found] = []
+
+    def add(self, tokens: np.ndarray) -> None:
+        """Take in the next tokens of the file."""
+        if len(tokens):
+            low, high = int(tokens.min()), int(tokens.max())
+            if not self._ends:
+                self._ends = [self._found(tokens, low), self._found(tokens, high)]
+            if low < self._ends[0].token:
+                self._ends[0] = self._found(tokens, low)
+            if high > self._ends[1].token:
+                self._ends[1] = self._found(tokens, high)
+            self._seen += len(tokens)
+
+    def _found(self, tokens: np.ndarray, token: int) -> Found:
+        return Found(token, self._seen + int(np.argmax(tokens == token)))
+
+    def note(self, indexed: IndexedDataset) -> None:
+        """Write it beside the files, whose tokens all were taken in."""
+        with atomic_write(note_path(indexed.bin_path)) as file:
+            file.write(json.dumps({"contents": _contents(indexed), "smallest_and_largest": self._ends}).encode())
+
+
+def note_path(bin_path: Path) -> Path:
+    """Where the range of ids of a .bin is noted."""
+    return bin_path.with_name(f"{bin_path.name.removesuffix('.bin')}.ids.json")
+
+
+def _noted(indexed: IndexedDataset) -> list[Found] | None:
+    """The smallest and the largest id that were noted, nothing for a file without tokens; None without a good note."""
+    try:
+        note = json.loads(note_path(indexed.bin_path).read_bytes())
+        ends = [Found(int(token), int(place)) for token, place in note["smallest_and_largest"]]
+        return ends if note["contents"] == _contents(indexed) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _contents(indexed: IndexedDataset) -> str:
+    """Hash of the first and last tokens and lengths, and of the numbers of them all: what another file would have."""
+    total, lengths = indexed.total, indexed.lengths
+    ends = indexed.span(0, _PEEK), indexed.span(max(0, total - _PEEK), total), lengths[:_PEEK], lengths[-_PEEK:]
+    return fingerprint(total, len(lengths), *ends)
+
+
+class VocabularyScan:
+    """Looks for ids that a vocabulary lacks, before their samples are read.
+
+    Args:
+        vocab_size: ids are 0 to this minus one.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._unknown: list[IndexedDataset] = []
+        self._left: Iterator[tuple[IndexedDataset, int, int]] | None = None
+        self._lock = threading.Lock()
+
+    def add(self, indexed: IndexedDataset) -> None:
+        """Check a file by its note, or see to it that it is looked through.
+
+        Raises:
+            ConfigError: it holds an id outside the vocabulary.
+        """
+        ends = _noted(indexed)
+        if ends is None:
+            self._unknown.append(indexed)
+        for found in ends or []:
+            self._check(indexed, found)
+
+    def start(self) -> None:
+        """Look through the beginnings of all files that have no note, which is all of them if they are small.
+
+        Raises:
+            ConfigError: an id is outside the vocabulary.
+        """
+        share = _AT_START // max(1, len(self._unknown))
+        begun = [(indexed, share // indexed.dtype.itemsize) for indexed in self._unknown]
+        for indexed, tokens in begun:
+            self._look(indexed, 0, tokens)
+        self._left = (
+            (indexed, start, start + _WITH_A_BATCH // indexed.dtype.itemsize)
+            for indexed, done in begun
+            for start in range(done, indexed.total, _WITH_A_BATCH // indexed.dtype.itemsize)
+        )
+
+    def go_on(self) -> None:
+        """Look through a little more; costs about as much as a batch.
+
+        Raises:
+            ConfigError: an id is outside the vocabulary.
+        """
+        if self._left is None or not self._lock.acquire(blocking=False):
+            return
+        try:
+            piece = next(self._left, None)
+        finally:
+            self._lock.release()
+        if piece is None:
+            self._left = None
+        else:
+            self._look(*piece)
+
+    def _look(self, indexed: IndexedDataset, start: int, stop: int) -> None:
+        tokens = indexed.span(start, stop)
+        for token in {int(tokens.min()), int(tokens.max())} if len(tokens) else ():
+            if not 0 <= token < self._vocab_size:
+                self._check(indexed, Found(token, start + int(np.argmax(tokens == token))))
+
+    def _check(self, indexed: IndexedDataset, found: Found) -> None:
+        if 0 <= found.token < self._vocab_size:
+            return
+        sequence = np.searchsorted(indexed.pointers, found.place * indexed.dtype.itemsize, side="right") - 1
+        document = np.searchsorted(indexed.document_index, sequence, side="right") - 1
+        raise _outside(indexed.bin_path, found.token, self._vocab_size, f" (document {document})")
 
 
 def check_vocabulary(tokens: np.ndarray, vocab_size: int, path: Path) -> None:
     """Refuse ids, read from the file `path`, that a vocabulary does not have."""
     for token in (int(tokens.max(initial=0)), int(tokens.min(initial=0))):
         if not 0 <= token < vocab_size:
-            raise ConfigError(
-                f"{path}: token id {token} outside the vocabulary of {vocab_size}; "
-                "the file was written with another tokenizer: set tokenizer.* to that one"
-            )
+            raise _outside(path, token, vocab_size)
+
+
+def _outside(path: Path, token: int, vocab_size: int, where: str = "") -> ConfigError:
+    return ConfigError(
+        f"{path}: token id {token} outside the vocabulary of {vocab_size}{where}; "
+        "the file was written with another tokenizer: set tokenizer.* to that one"
+    )

@@ -139,14 +139,6 @@ def test_sources_are_given_one_way(settings: dict):
         build(**settings)
 
 
-def test_ids_are_checked_against_the_tokenizer(write_documents, tmp_path: Path):
-    write_documents([[1, 2, 1000, 4, 5]])
-    train = build(path=(str(tmp_path / "corpus"),), split="1", sizes={"train": 1})["train"]
-
-    with pytest.raises(ConfigError, match="token id 1000 outside the vocabulary of 1000"):
-        train.batch(np.array([0]))
-
-
 def test_cache_lies_beside_the_source_or_where_told(prefix: str, tmp_path: Path):
     build(path=(prefix,), sizes={"train": 12})
     assert len(list((tmp_path / "cache").iterdir())) == 3

@@ -143,4 +143,4 @@ def test_failed_rewrite_keeps_the_old_pair(write_documents, tmp_path: Path):
         raise RuntimeError
 
     assert IndexedDataset(tmp_path / "corpus")[0].tolist() == [1, 2]
-    assert {path.name for path in tmp_path.iterdir()} == {"corpus.bin", "corpus.idx"}
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus.bin", "corpus.ids.json", "corpus.idx"}
