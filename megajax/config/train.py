@@ -8,8 +8,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from megajax.config.base import PathName, component
 
-ACTIVATION_NAMES = ("block_input", "attention_residual", "qkv", "attention_out", "mlp_hidden")
-"""Activations of a block that `train.remat` can keep, in the order in which they are computed."""
+ACTIVATION_NAMES = ("block_input", "attention_residual", "qkv", "attention_out", "mlp_hidden", "mlp_residual")
+"""Activations of a block that `train.remat` can keep (the last one is the next block's input if norms come first)."""
 
 
 @component

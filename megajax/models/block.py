@@ -50,7 +50,6 @@ class Block(nnx.Module):
         """The block with its attention replaced by `attend` (decoding attends to a cache)."""
         x = checkpoint_name(x, "block_input")
         x = self._join(x, lambda x: attend(x, context), self.attention_norm, context, "attention_output")
-        x = checkpoint_name(x, "attention_residual")
         return self._feed_forward(x, context)
 
     def _feed_forward(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
@@ -67,9 +66,14 @@ class Block(nnx.Module):
         return self._join(x, branch, self.mlp_norm, context, "mlp_output"), losses
 
     def _join(self, x: jax.Array, branch: Branch, norm: Norm, context: Context, site: Site) -> jax.Array:
-        """The residual stream after a branch."""
+        """The residual stream after a branch.
+
+        The sum is worth keeping before it is normalised: with norms after the sums their backward pass would compute
+        the last product of the branch again, and reduce-scatter it over `tensor` again.
+        """
         y = branch(norm(x) if self.pre_norm else x)
         x = x + dropout(y, self.dropout_rate, context.keys, site, context.layout, RESIDUAL)
+        x = checkpoint_name(x, "mlp_residual" if site == "mlp_output" else "attention_residual")
         return x if self.pre_norm else norm(x)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 WEIGHTS = "weights"
@@ -18,10 +17,12 @@ WEIGHTS = "weights"
 def linear(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
     """Contract the last `contract` dims of x [B, S, ...] with the first ones of weight -> [B, S, rest of weight].
 
-    Feature dims are flattened first, so that every backend sees the plain [B, S, in] x [in, out] product.
+    The dims of the result are never flattened: where a mesh axis cuts one that is not the first of them, as F of a
+    gated [D, 2, F], no flat dim can be cut alike, and the whole weight would be gathered over `tensor`. Compilers make
+    the plain product of it after partitioning. The dims that are contracted are cut along the first one, if at all.
     """
     rest = weight.shape[contract:]
     inner = math.prod(weight.shape[:contract])
-    matrix = checkpoint_name(weight.reshape(inner, -1), WEIGHTS)
-    y = jnp.matmul(x.reshape(*x.shape[: x.ndim - contract], inner), matrix)
-    return y.reshape(*y.shape[:-1], *rest)
+    matrix = checkpoint_name(weight.reshape(inner, *rest), WEIGHTS)
+    flat = x.reshape(*x.shape[: x.ndim - contract], inner)
+    return jax.lax.dot_general(flat, matrix, (((flat.ndim - 1,), (0,)), ((), ())))

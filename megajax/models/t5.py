@@ -127,7 +127,6 @@ class DecoderBlock(Block):
         x = checkpoint_name(x, "block_input")
         x = self._join(x, lambda x: attend(x, context), self.attention_norm, context, "attention_output")
         x = self._join(x, lambda x: self.cross(x, context), self.cross_norm, context, "cross_attention_output")
-        x = checkpoint_name(x, "attention_residual")
         return self._feed_forward(x, context)
 
 

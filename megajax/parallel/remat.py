@@ -6,6 +6,7 @@ microbatch, in 16-bit elements, s sequence, b batch, h embed, t tensor (sequence
 
     none        all that the backward pass needs, scores of the attention included with the xla kernel
     selective   all that is tagged: (2 + 2 + 6 + 2 + 8) s b h / t = 20 s b h / t bytes (Megatron: 34)
+                (norms after the sums: the second sum as well, 22)
     full        2 s b h / t bytes, the block input
 """
 

@@ -127,6 +127,7 @@ def saved_per_layer(config: Config, mesh: Mapping[str, int]) -> float:
         "qkv": (q + 2 * k) / tensor,
         "attention_out": q / tensor,
         "mlp_hidden": device.mlp_inputs * model.ffn_size / tensor,
+        "mlp_residual": residual if model.norm_placement == "post" else 0,  # else the next layer's input
     }
     presets: dict[str, tuple[str, ...]] = {"selective": ACTIVATION_NAMES, "full": ()}
     kept = presets[remat] if isinstance(remat, str) else remat

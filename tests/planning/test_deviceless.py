@@ -13,8 +13,10 @@ from megajax.parallel.rules import Rules
 from megajax.planning.collectives import collectives
 from megajax.planning.deviceless import TARGETS, gpu_topology
 from megajax.planning.hardware import find_gpu
+from megajax.training.deviceless_step import compile_step
 from megajax.training.schedule import Schedule
 from megajax.training.step import batch_shardings, build_init, build_train_step
+from tests.bench.deviceless_memory import published
 
 M, B, S, L, D = 2, 8, 1024, 3, 1024
 SIZES = {"pipe": 1, "data": 2, "fsdp": 2, "expert": 1, "context": 1, "tensor": 8}
@@ -102,3 +104,28 @@ def test_gradients_cross_data_once_a_step(compiled_step):
     local = sum(prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(state.params))
     assert data.total_bytes() == 4 * local + 4 + 4  # fp32; and the loss, and the number of tokens
     assert data.count("all-reduce") == len(data)
+
+
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [
+        ("llama3.1_8b", "parallel.tensor=8"),  # gated: fc1 is [D, 2, F]; grouped: qkv is [D, K, 6, H]
+        ("qwen2_7b", "parallel.tensor=4 parallel.fsdp=2 train.global_batch_size=4"),  # with biases [K, 9, H]
+        ("bert_large", "parallel.tensor=4 data.seq_length=512"),  # norms after the sums, whose inputs are kept
+    ],
+)
+def test_no_layer_gathers_a_weight_over_tensor(preset: str, words: str):
+    """Whatever the dims of a weight, its cut one included: [S, D] alone crosses `tensor`, as often as GPT's."""
+    layers, microbatches = 3, 2
+    fixed = f"model.num_layers={layers} data.seq_length=2048 train.global_batch_size=2 train.micro_batch_size=1"
+    config = published(preset, f"{fixed} {words}")
+    topology_or_skip("H100", 8)
+    compiled = compile_step(config, "H100")
+    in_layers = collectives(compiled.step, compiled.rules.mesh).inside(microbatches, layers)
+    stream = 2 * config.data.seq_length * config.model.hidden_size
+    residual = in_layers.over("tensor").of_at_least(stream // 8)
+    assert {(record.axes, record.bytes) for record in residual} == {(("tensor",), stream)}
+    runs = microbatches * layers
+    assert residual.forward().count("all-gather") == residual.forward().count("reduce-scatter") == 2 * runs
+    assert residual.backward().count("all-gather") == 4 * runs
+    assert residual.backward().count("reduce-scatter") == 2 * runs
