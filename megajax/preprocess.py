@@ -99,6 +99,7 @@ def _tokenizer(args: argparse.Namespace) -> TokenizerConfig:
         merges=args.merge_file,
         vocab_size=args.vocab_size,
         extra_ids=args.vocab_extra_ids,
+        bos=args.append_bos,
         tiktoken_pattern=args.tiktoken_pattern,
         tiktoken_special_ids=args.tiktoken_num_special_tokens,
     )
@@ -125,6 +126,11 @@ def _parser() -> argparse.ArgumentParser:
         "--append-eod",
         action=argparse.BooleanOptionalAction,
         help="end documents with the end-of-document id (default: yes, but not split ones; Megatron's tool: no)",
+    )
+    add(
+        "--append-bos",
+        action=argparse.BooleanOptionalAction,
+        help="begin documents with the beginning-of-sequence id (default: if the tokenizer puts it before texts)",
     )
     add("--on-bad-line", choices=["error", "skip"], default="error", help="what to do about a line without a document")
     add("--workers", type=_positive, default=1, metavar="N", help="processes (default: 1)")

@@ -47,6 +47,14 @@ class TokenizerConfig:
     """sentencepiece: append <CLS> <SEP> <EOD> <MASK> and what else masked models need; <EOD> ends documents."""
     extra_ids: NonNegativeInt = 0
     """T5 sentinels <extra_id_0>, <extra_id_1>, ...: those the vocabulary lacks are appended to it."""
+    extra_ids_descend: bool = False
+    """sentencepiece: the last sentinel has the lowest id, as in the vocabulary of Google's T5."""
+    bos: bool | None = None
+    """Documents, prompts and evaluated texts begin with the beginning-of-sequence id; unset = as the tokenizer.json, or
+    tokenizer_config.json beside the tokenizer, has it. Texts of masked models never do."""
+    chat_template: str | None = None
+    """File with the template of conversations (Jinja, as for Hugging Face); unset = chat_template.jinja or
+    tokenizer_config.json beside the tokenizer, else <|user|> and <|assistant|> on lines of their own."""
     tiktoken_pattern: Literal["v1", "v2", "llama3"] | None = None
     """Where a text is cut before merging; unset = v2 for a .json vocabulary (Megatron), llama3 for a .tiktoken one."""
     tiktoken_special_ids: PositiveInt | None = None

@@ -120,7 +120,7 @@ def plan_shards(inputs: Sequence[str | Path], options: Options, tokenizer: Token
             groups[-1].append(part)
             room -= part.end - part.start
     made_with = (_FORMAT, options.keys, options.append_eod, options.split_sentences, options.text_documents)
-    tokenized_with = tokenizer.identity, tokenizer.eod_id
+    tokenized_with = tokenizer.identity, tokenizer.eod_id, *tokenizer.prefix
     return [Shard(_content_key(made_with, tokenized_with, group), tuple(group)) for group in groups if group]
 
 
@@ -206,6 +206,8 @@ class ShardWriter:
 
     def _add(self, documents: _Documents, writer: IndexedWriter, counts: Counts) -> None:
         for sequences in documents:
+            if sequences and not self._options.split_sentences:
+                sequences[0][:0] = self._tokenizer.prefix
             if sequences and self._options.append_eod:
                 sequences[-1].append(self._tokenizer.eod_id)
             tokens = sequences[0] if len(sequences) == 1 else list(chain.from_iterable(sequences))

@@ -25,6 +25,8 @@ from megajax.data.vocabulary import VocabularyScan
 log = logging.getLogger(__name__)
 
 _PEEK = 1 << 15
+_LOOK = 5
+"""Documents whose beginning is looked at."""
 
 
 class Part(NamedTuple):
@@ -77,6 +79,9 @@ class Maker:
         indices = np.array(document_range(bounds, count), np.int32)
         if not indices.size:
             log.warning("%s: its %d documents leave none for the %s split", source.prefix, count, split)
+        elif split == "train" and self._kind == "gpt" and isinstance(documents, IndexedDataset):
+            some = [int(documents.get(int(i), length=1)[0]) for i in indices[:_LOOK] if documents.lengths[i]]
+            _check_beginning(set(some), self._tokenizer, source.prefix)
         return Part(source, documents, indices, split)
 
     def holds_a_sample(self, part: Part) -> bool:
@@ -114,3 +119,25 @@ class Maker:
     @cache  # noqa: B019 - lives as long as the run
     def _mock(self) -> MockDocuments:
         return MockDocuments(self._tokenizer.vocab_size, self._tokenizer.eod_id)
+
+
+def _check_beginning(first: set[int], tokenizer: Tokenizer, where: str) -> None:
+    """Warn where documents do not begin as prompts do.
+
+    Args:
+        first: the first tokens of some documents.
+        tokenizer: says what stands before prompts.
+        where: name of the file.
+    """
+    bos = tokenizer.bos_id
+    if tokenizer.prefix and tokenizer.prefix[0] not in first:
+        log.warning(
+            "%s: documents do not begin with id %d, which the tokenizer puts before prompts: "
+            "tokenize them again with --append-bos, or set tokenizer.bos=false",
+            where, tokenizer.prefix[0],
+        )  # fmt: skip
+    if not tokenizer.prefix and bos is not None and first == {bos}:
+        log.warning(
+            "%s: documents begin with id %d, the beginning of sequence, and prompts will not: set tokenizer.bos=true",
+            where, bos,
+        )  # fmt: skip

@@ -166,7 +166,7 @@ def _tokenizer_in(run: Path, family: str) -> TokenizerConfig | None:
     if "tokenizer.json" in there:
         return TokenizerConfig(type="huggingface", model=there["tokenizer.json"], extra_ids=extra)
     if pieces:
-        return TokenizerConfig(type="sentencepiece", model=there[pieces], extra_ids=extra)
+        return TokenizerConfig(type="sentencepiece", model=there[pieces], extra_ids=extra, extra_ids_descend=extra > 0)
     if "vocab.txt" in there:
         about = there.get("tokenizer_config.json")
         lower = read_json(run / about).get("do_lower_case", True) if about else True
@@ -193,7 +193,8 @@ def _found_in(run: Path, config: TokenizerConfig) -> TokenizerConfig:
 def _came_with_model(run: Path, config: Config) -> bool:
     """Whether a run has the tokenizer that came with its model, or none of use did: files go out unchanged."""
     came = (run / FOLDER).is_dir()
-    return came and (config.tokenizer.type == "null" or config.tokenizer == _tokenizer_in(run, config.model.family))
+    tokenizer = replace(config.tokenizer, bos=None)
+    return came and (tokenizer.type == "null" or tokenizer == _tokenizer_in(run, config.model.family))
 
 
 def _write_own_tokenizer(run: Path, config: Config, out: Path, model_type: str) -> None:
@@ -207,7 +208,7 @@ def _write_own_tokenizer(run: Path, config: Config, out: Path, model_type: str) 
     plain = family == "gpt" and not config.data.fim_rate and tokenizer.chat_template is None
     write_tokenizer(
         tokenizer, out,
-        model_type=model_type, longest=config.model.max_positions, names_are_text=plain, masked=family == "bert",
+        model_type=model_type, longest=config.model.max_positions, names_are_text=plain, family=family,
     )  # fmt: skip
 
 

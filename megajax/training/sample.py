@@ -223,7 +223,7 @@ def encode_prompt(config: Config, tokenizer: Tokenizer) -> list[int]:
         ConfigError: the prompt leaves no room for a continuation, the tokenizer cannot encode it, or the model does not
             continue text.
     """
-    ids = tokenizer.encode(config.log.sample_prompt or "")
+    ids = [*tokenizer.prefix, *tokenizer.encode(config.log.sample_prompt)] if config.log.sample_prompt else []
     if ids and config.model.family != "gpt":
         raise ConfigError(f"log.sample_prompt: a {config.model.family} does not continue text: unset it")
     if len(ids) >= config.model.max_positions:
@@ -238,7 +238,7 @@ def print_sample(config: Config, params: Model, tokenizer: Tokenizer) -> None:
     if not encode_prompt(config, tokenizer) or jax.process_count() > 1:
         return
     model = jax.device_put(join_layers(params), jax.local_devices()[0])
-    trained = TrainedModel(model, tokenizer, config, end_ids=(tokenizer.eod_id,))
+    trained = TrainedModel(model, tokenizer, config, end_ids=(tokenizer.eod_id,), prefix=tokenizer.prefix)
     sampling = Sampling(temperature=0.8, top_p=0.95)
     options = Options(tokens=config.log.sample_tokens, sampling=sampling, seed=config.train.seed)
     [made] = continue_prompts(trained, [config.log.sample_prompt or ""], options)

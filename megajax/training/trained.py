@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import tokenizers
 from jax.sharding import Mesh
 
 from megajax.checkpoint.store import Checkpoints
@@ -119,12 +118,11 @@ def load_model(
         model, record = checkpoints.restore(like, rules.shardings(like), step, part="params")
     check_tokenizer(tokenizer, record, run)
     log.info("%s: weights of step %d", run.path, record["step"])
-    prefix, suffix = _around_texts(run, tokenizer)
     return TrainedModel(
         model, tokenizer, config, layout, layout.replicas,
         end_ids=_end_ids(run, tokenizer),
-        prefix=prefix,
-        suffix=suffix if config.model.family == "t5" else (),
+        prefix=tokenizer.prefix,
+        suffix=tokenizer.suffix if config.model.family == "t5" else (),
         first_token=_first_token(run, tokenizer),
     )  # fmt: skip
 
@@ -183,15 +181,6 @@ def _end_ids(run: RunDirectory, tokenizer: Tokenizer) -> tuple[int, ...]:
         if ids is not None:
             return tuple(dict.fromkeys([tokenizer.eod_id, *(ids if isinstance(ids, list) else [ids])]))
     return (tokenizer.eod_id,)
-
-
-def _around_texts(run: RunDirectory, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Documents trained on here got no token around them; an imported tokenizer may put some before and after texts."""
-    path = run.path / "huggingface" / "tokenizer.json"
-    ids = tokenizers.Tokenizer.from_file(str(path)).encode("").ids if path.is_file() else []
-    before = [i for i in ids[:1] if i == tokenizer.bos_id]
-    after = [i for i in ids[len(before) :][-1:] if i == tokenizer.eod_id]
-    return tuple(before), tuple(after)
 
 
 def _first_token(run: RunDirectory, tokenizer: Tokenizer) -> int:

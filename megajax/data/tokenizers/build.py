@@ -8,6 +8,7 @@ from pathlib import Path
 
 from megajax.config.base import ConfigError
 from megajax.config.data import TokenizerConfig
+from megajax.data.tokenizers.beside import read_beside
 from megajax.data.tokenizers.fast import bert_wordpiece, gpt2_bpe, huggingface, train_wordpiece
 from megajax.data.tokenizers.null import NullTokenizer
 from megajax.data.tokenizers.pieces import SentencePieceTokenizer, train_sentencepiece
@@ -16,15 +17,31 @@ from megajax.data.tokenizers.tokenizer import Tokenizer
 
 
 def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
-    """Load the tokenizer that a configuration names.
+    """Load the tokenizer that a configuration names, with what it puts before texts and how it writes chats.
 
     Raises:
         ConfigError: a field is unset, or a file is missing or no tokenizer of that type.
     """
+    tokenizer = _load(config)
+    if config.bos and tokenizer.bos_id is None:
+        raise ConfigError(f"tokenizer.bos: this tokenizer of type {config.type} has no beginning of sequence: unset it")
+    if config.bos is not None:
+        tokenizer.prefix = (tokenizer.bos_id,) if config.bos and tokenizer.bos_id is not None else ()
+    file = config.model or config.vocab
+    if config.chat_template is not None:
+        tokenizer.chat_template = _required(config, "chat_template").read_text(encoding="utf-8")
+    elif file is not None:
+        tokenizer.chat_template = read_beside(Path(file)).chat_template
+    return tokenizer
+
+
+def _load(config: TokenizerConfig) -> Tokenizer:
     extra = config.extra_ids
     match config.type:
         case "sentencepiece":
-            return SentencePieceTokenizer(_required(config, "model"), config.special_ids, extra)
+            return SentencePieceTokenizer(
+                _required(config, "model"), config.special_ids, extra, config.extra_ids_descend
+            )
         case "gpt2_bpe":
             return gpt2_bpe(_required(config, "vocab"), _required(config, "merges"), extra)
         case "huggingface":

@@ -37,7 +37,7 @@ PROBES = (
 
 
 def write_tokenizer(
-    tokenizer: Tokenizer, folder: Path, *, model_type: str, longest: int, names_are_text: bool, masked: bool = False
+    tokenizer: Tokenizer, folder: Path, *, model_type: str, longest: int, names_are_text: bool, family: str = "gpt"
 ) -> bool:
     """Write tokenizer.json and tokenizer_config.json; or, if they would not mean the same, only what says so.
 
@@ -47,7 +47,7 @@ def write_tokenizer(
         model_type: as in its config.json.
         longest: text that the model sees, in tokens.
         names_are_text: the name of a special token in a text is text, as in training, and not that token.
-        masked: texts stand between the tokens of masked models, [CLS] and [SEP].
+        family: of our model: texts of a bert stand between [CLS] and [SEP], and those of a t5 may have an end.
 
     Returns:
         Whether the tokenizer could be written. If not, a warning says why, and transformers refuses to load one.
@@ -61,8 +61,8 @@ def write_tokenizer(
         _write_json(about, folder / "tokenizer_config.json")
         return False
     names = {role: fast.id_to_token(i) for role in ROLES if (i := tokenizer.id_for(role)) is not None}
-    before, after = tokenizer.prefix, tokenizer.suffix
-    if masked and tokenizer.cls_id is not None and tokenizer.sep_id is not None:
+    before, after = tokenizer.prefix, tokenizer.suffix if family == "t5" else ()
+    if family == "bert" and tokenizer.cls_id is not None and tokenizer.sep_id is not None:
         before, after = (tokenizer.cls_id,), (tokenizer.sep_id,)
     fast.add_special_tokens(list(names.values()))
     fast.post_processor = _around(fast, before, after)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from megajax.config.base import ConfigError
 from megajax.data.files import write_text
+from megajax.data.tokenizers.beside import read_beside
 from megajax.data.tokenizers.tokenizer import ROLES, Tokenizer, file_identity, sentinel_names
 
 _GPT2_EOD = "<|endoftext|>"
@@ -109,13 +109,19 @@ def huggingface(path: Path, extra_ids: int = 0) -> FastTokenizer:
     """Load a tokenizer.json.
 
     That file does not say which token ends a text: it is the eos_token of a tokenizer_config.json beside it, else the
-    first of the usual names that the vocabulary has.
+    first of the usual names that the vocabulary has. What it puts before texts stands before documents and prompts, but
+    for [CLS]: masked samples are given theirs when they are cut. Where the two files differ, tokenizer.json counts.
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(f"{path}: not a tokenizer.json ({error})") from None
-    special = _special_tokens(path.with_name("tokenizer_config.json"))
+    beside = read_beside(path)
+    lacking = [
+        name for name in sorted(beside.added, key=beside.added.__getitem__) if tokenizer.token_to_id(name) is None
+    ]
+    tokenizer.add_special_tokens(lacking)
+    special = dict(beside.names)
     candidates = (special["eos"],) if "eos" in special else _KNOWN_EODS
     known = [name for name in candidates if tokenizer.token_to_id(name) is not None]
     if not known:
@@ -123,20 +129,21 @@ def huggingface(path: Path, extra_ids: int = 0) -> FastTokenizer:
             f"{path}: has no {' or '.join(candidates)}; set eos_token in a tokenizer_config.json beside it"
         )
     special["eos"] = known[0]
-    return FastTokenizer(tokenizer, special, "huggingface", path, extra_ids=extra_ids)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    before, after = _around(tokenizer)
+    built = FastTokenizer(tokenizer, special, "huggingface", path, extra_ids=extra_ids)
+    if built.cls_id is None or built.cls_id not in before:
+        built.prefix, built.suffix = before, after
+    return built
 
 
-def _special_tokens(path: Path) -> dict[str, str]:
-    """Read the names of the special tokens from a tokenizer_config.json, where there is one."""
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON ({error})") from None
-    tokens = {role: config.get(f"{role}_token") for role in ROLES}
-    names = {role: token["content"] if isinstance(token, dict) else token for role, token in tokens.items()}
-    return {role: name for role, name in names.items() if name is not None}
+def _around(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What a tokenizer puts before and after a text."""
+    text = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a").ids
+    first = next((at for at in range(len(whole)) if whole[at : at + len(text)] == text), 0)
+    return tuple(whole[:first]), tuple(whole[first + len(text) :])
 
 
 def bert_wordpiece(vocab: Path, lower_case: bool, extra_ids: int = 0) -> FastTokenizer:

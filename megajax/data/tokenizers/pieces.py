@@ -12,6 +12,7 @@ import tokenizers
 
 from megajax.config.base import ConfigError
 from megajax.data.files import atomic_write
+from megajax.data.tokenizers.beside import read_beside
 from megajax.data.tokenizers.convert import from_sentencepiece
 from megajax.data.tokenizers.tokenizer import Tokenizer, file_identity, sentinel_names
 
@@ -24,14 +25,18 @@ class SentencePieceTokenizer(Tokenizer):
         special_ids: append what the model lacks of <CLS>, <SEP>, <EOD>, <MASK>, padding, beginning and end, in this
             order; <EOD> ends a document (Megatron-LM's SentencePieceTokenizer).
         extra_ids: T5 sentinels, appended last.
+        descending: the last sentinel has the lowest id, as in T5's own vocabulary.
+
+    Tokens that files beside it say were added to the vocabulary come right behind it.
     """
 
-    def __init__(self, path: Path, special_ids: bool = False, extra_ids: int = 0):
+    def __init__(self, path: Path, special_ids: bool = False, extra_ids: int = 0, descending: bool = False):
         try:
             self._model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
         except RuntimeError as error:
             raise ConfigError(f"{path}: not a SentencePiece model ({error})") from None
-        self._added: list[str] = []
+        beside = read_beside(path)
+        self._added = self._appended(path, beside.added)
         self.bos_id, self.pad_id = _present(self._model.bos_id()), _present(self._model.pad_id())
         self.unk_id = _present(self._model.unk_id())
         if special_ids:
@@ -44,15 +49,38 @@ class SentencePieceTokenizer(Tokenizer):
             raise ConfigError(f"{path}: has no end-of-sentence piece to end documents with: set tokenizer.special_ids")
         else:
             self.eod_id = self._model.eos_id()
-        self.sentinel_ids = tuple(map(self._id, sentinel_names(extra_ids)))
+        sentinels = sentinel_names(extra_ids)
+        for name in reversed(sentinels) if descending else sentinels:
+            self._id(name)
+        self.sentinel_ids = tuple(map(self._id, sentinels))
+        if beside.adds_bos and self.bos_id is not None:
+            self.prefix = (self.bos_id,)
+        if beside.adds_eos or (descending and beside.adds_eos is None):
+            self.suffix = (self.eod_id,)
         self.vocab_size = len(self._model) + len(self._added)
         self.identity = file_identity("sentencepiece", self.vocab_size, path)
+        if descending:
+            self.identity["descending"] = 1
+
+    def _appended(self, path: Path, added: dict[str, int]) -> list[str]:
+        """Names of the added tokens that the model itself lacks, in the order of their ids.
+
+        Raises:
+            ConfigError: there are ids between them that nothing has.
+        """
+        size = len(self._model)
+        behind = sorted((i, name) for name, i in added.items() if i >= size)
+        if [i for i, _ in behind] != list(range(size, size + len(behind))):
+            raise ConfigError(f"{path.parent}: ids of added tokens do not follow the {size} of {path.name} one by one")
+        return [name for _, name in behind]
 
     def _id(self, name: str) -> int:
         """Id of a piece, which is appended where the model lacks it."""
         found = self._model.piece_to_id(name)
         if self._model.id_to_piece(found) == name:
             return found
+        if name in self._added:
+            return len(self._model) + self._added.index(name)
         self._added.append(name)
         return len(self._model) + len(self._added) - 1
 

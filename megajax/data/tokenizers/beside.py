@@ -1,0 +1,81 @@
+"""What Hugging Face keeps beside a tokenizer's file: names of special tokens, added tokens, the template of chats."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megajax.config.base import ConfigError
+from megajax.data.tokenizers.tokenizer import ROLES
+
+_SETTINGS, _NAMES, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+BESIDE = (_SETTINGS, _NAMES, _ADDED, *_TEMPLATES)
+"""Files that belong to a tokenizer if they lie in the folder of its own file."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What the files say; nothing of it has to be there."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    """Special tokens by role."""
+    added: dict[str, int] = field(default_factory=dict)
+    """Ids of tokens that were added to the vocabulary, special or not."""
+    adds_bos: bool | None = None
+    """Whether a beginning-of-sequence token stands before texts; a tokenizer.json says that itself."""
+    adds_eos: bool | None = None
+    chat_template: str | None = None
+
+
+def read_beside(file: Path) -> Beside:
+    """Read the files that lie beside that of a tokenizer.
+
+    Raises:
+        ConfigError: one of them is not what its name says.
+    """
+    settings = _read(file.with_name(_SETTINGS))
+    tokens = _read(file.with_name(_NAMES)) | settings
+    names = {role: _content(token) for role in ROLES if (token := tokens.get(f"{role}_token")) is not None}
+    decoder = settings.get("added_tokens_decoder") or {}
+    try:
+        added = {_content(token): int(i) for i, token in decoder.items()}
+        added |= {name: int(i) for name, i in _read(file.with_name(_ADDED)).items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{file.parent}: tokens are added, but not by id and content ({error!r})") from None
+    return Beside(names, added, settings.get("add_bos_token"), settings.get("add_eos_token"), _template(file, settings))
+
+
+def _template(file: Path, settings: dict[str, Any]) -> str | None:
+    jinja, older = (file.with_name(name) for name in _TEMPLATES)
+    if jinja.is_file():
+        return _text(jinja)
+    template = _read(older).get("chat_template") or settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = next((named.get("template") for named in template if named.get("name") == "default"), None)
+    return template
+
+
+def _content(token: Any) -> str:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(_text(path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return content
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from None

@@ -1,0 +1,86 @@
+"""Tokenizers that came with a model: the ids that transformers gives, beginnings, ends and sentinels included."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import processors
+
+from megajax.config import TokenizerConfig
+from megajax.data.tokenizers import build_tokenizer
+from tests.interop.test_exported_tokenizers import PROBES, TEXTS, byte_level, cased, llama, loaded, t5
+
+TEMPLATE = {"bos_token": "<bos>", "eos_token": "<|endoftext|>"}
+
+
+def bos_json(folder: Path) -> TokenizerConfig:
+    """As LLaMA 3's: a beginning put before texts by the file itself."""
+    inner = tokenizers.Tokenizer.from_str(byte_level(folder)._tokenizer.to_str())
+    inner.add_special_tokens(["<bos>"])
+    inner.post_processor = processors.TemplateProcessing("<bos> $A", None, [("<bos>", inner.token_to_id("<bos>"))])
+    inner.save(str(folder / "tokenizer.json"))
+    return TokenizerConfig(type="huggingface", model=str(folder / "tokenizer.json"))
+
+
+def imported_t5(folder: Path) -> TokenizerConfig:
+    config = t5(folder)
+    return TokenizerConfig(type="sentencepiece", model=config.model, extra_ids=100, extra_ids_descend=True)
+
+
+START = {"480": {"content": "<|im_start|>", "special": True, "lstrip": False, "rstrip": False, "normalized": False}}
+CASES = {
+    "in the file": (bos_json, "llama", TEMPLATE),
+    "in the file, and denied in the settings": (bos_json, "llama", TEMPLATE | {"add_bos_token": False}),
+    "in the settings": (llama, "llama", {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}),
+    "nowhere": (llama, "llama", {"tokenizer_class": "LlamaTokenizer"}),
+    "an added token": (llama, "llama", {"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": START}),
+}
+
+
+def set_up(folder: Path, make: Any, model_type: str, settings: dict[str, Any]) -> tuple[Any, Any]:
+    config = make(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | settings))
+    return build_tokenizer(config), loaded(folder, model_type)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_beginnings(case: str, tmp_path: Path) -> None:
+    """Case W12: a beginning of sequence stands before texts here where it does there."""
+    make, model_type, settings = CASES[case]
+    ours, theirs = set_up(tmp_path, make, model_type, settings)
+    # SentencePiece has two spaces where a text begins with one, and so do the models; LlamaTokenizer has one
+    skipped = (" ", "\u2581") if make is llama else ()
+    for text in [text for text in (*PROBES, *TEXTS) if not text.startswith(skipped)]:
+        there = theirs(text, split_special_tokens=True)["input_ids"]
+        assert there == [*ours.prefix, *ours.encode(text)], text
+    assert theirs.bos_token_id == ours.bos_id and theirs.eos_token_id == ours.eod_id
+    assert len(theirs) == ours.vocab_size
+    if case == "an added token":
+        assert ours.encode_marked("<|im_start|>") == [480] == theirs("<|im_start|>")["input_ids"]
+
+
+def test_sentinels_of_t5(tmp_path: Path) -> None:
+    """Case W10: T5's own vocabulary counts them down, and its texts end with an end."""
+    ours, theirs = set_up(tmp_path, imported_t5, "t5", {"tokenizer_class": "T5Tokenizer", "extra_ids": 100})
+    names = [f"<extra_id_{i}>" for i in range(100)]
+    assert tuple(theirs.convert_tokens_to_ids(names)) == ours.sentinel_ids
+    assert ours.sentinel_ids[0] == ours.vocab_size - 1
+    for text in [*TEXTS, "a <extra_id_0> b <extra_id_1>"]:
+        assert theirs(text)["input_ids"] == [*ours.encode_marked(text), *ours.suffix], text
+
+
+def test_cls_is_no_beginning(tmp_path: Path) -> None:
+    """Masked samples are given [CLS] and [SEP] when they are cut, so documents are not."""
+    inner = build_tokenizer(cased(tmp_path)).as_fast()
+    special = [(name, inner.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    inner.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, special)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    settings = {"cls_token": "[CLS]", "sep_token": "[SEP]", "eos_token": "[EOS]"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(settings))
+    ours = build_tokenizer(TokenizerConfig(type="huggingface", model=str(tmp_path / "tokenizer.json")))
+    assert (ours.prefix, ours.suffix) == ((), ())
+    assert (ours.cls_id, ours.sep_id, ours.eod_id) == tuple(inner.token_to_id(n) for n in settings.values())
