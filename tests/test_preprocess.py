@@ -13,9 +13,11 @@ import pytest
 
 from megajax import preprocess as command
 from megajax.config import ConfigError, TokenizerConfig
+from megajax.data import workers
 from megajax.data.corpus import preprocess, preprocess_keys
 from megajax.data.indexed import IndexedDataset
-from megajax.data.shards import Job, Options, ShardWriter, plan_shards
+from megajax.data.readers import whole
+from megajax.data.shards import Job, Options, Shard, ShardWriter, plan_shards
 from megajax.data.tokenizers import build_tokenizer
 from tests.bench import kill_preprocessing
 
@@ -101,7 +103,7 @@ def test_a_bad_line_keeps_what_is_finished_for_a_run_that_skips(tmp_path: Path, 
         preprocess([corpus], tmp_path / "out", NULL)
 
     assert not list(tmp_path.glob("*.idx"))
-    assert len(list((tmp_path / "out_shards").glob("*.json"))) == 2
+    assert len(list((tmp_path / "out_shards").glob("*[!s].json"))) == 2  # not PREFIX.ids.json
     report = preprocess([corpus], tmp_path / "out", NULL, on_bad_line="skip")
     assert (report.documents, report.skipped) == (7_999, 1)
 
@@ -144,12 +146,22 @@ def test_no_room_is_one_line_and_code_2(tmp_path: Path, corpus: Path, workers: s
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
 
 
+def test_a_worker_that_died_before_its_next_shard_is_no_broken_pipe(tmp_path: Path, corpus: Path):
+    """The parent may notice while it hands out work, not only while it waits."""
+    job = Job(tmp_path / "shards", NULL, Options())
+    connection, process = workers._start(job)
+    process.kill()
+    process.join()
+    with pytest.raises(ConfigError, match=r"a worker process ended early \(killed by SIGKILL"):
+        workers._send(connection, process, Shard("name", (whole(corpus),)))
+
+
 def test_killed_worker_is_one_line_and_code_2(tmp_path: Path, corpus: Path):
     big = tmp_path / "big.jsonl"
     big.write_bytes((corpus.read_bytes() + b"\n") * 10)
     words = ["--input", str(big), "--output-prefix", f"{tmp_path}/out", "--workers", "2", *FLAGS]
     process = psutil.Popen([sys.executable, "-m", "megajax.preprocess", *words], stderr=subprocess.PIPE, text=True)
-    while not list(tmp_path.glob("out_shards/*.json")):
+    while not list(tmp_path.glob("out_shards/*[!s].json")):
         assert process.poll() is None
     workers = [child for child in process.children() if "spawn_main" in " ".join(child.cmdline())]
     workers[0].send_signal(signal.SIGKILL)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megajax.data.files import atomic_write, map_array
+from megajax.data.files import atomic_write, map_array, remove_leftovers
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ def load_or_build(
         arrays = list(build())
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(*paths)
         for path, value in zip(paths, arrays, strict=True):
             with atomic_write(path) as file:
                 np.save(file, value)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
+import re
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
@@ -62,16 +64,58 @@ def map_array(path: Path) -> np.ndarray:
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open `path` for writing under a temporary name beside it, and rename when the block ends without an error.
 
-    Concurrent writers of the same path do not disturb each other: the last one to finish wins.
+    What has the name is on the disk, be the power cut the next moment. Concurrent writers of the same path do not
+    disturb each other: the last one to finish wins.
     """
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    temporary = path
     try:
-        with temporary.open("xb", 1 << 20) as file:
+        while True:
+            temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+            file = temporary.open("xb", 1 << 20)
+            _lock(file)
+            if os.fstat(file.fileno()).st_nlink:
+                break
+            file.close()  # taken for a leftover before it was locked
+        with file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_folder(path.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        if temporary != path:
+            temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_leftovers(*paths: Path) -> None:
+    """Remove what killed writers of some paths in one folder left there; what is being written stays."""
+    names = "|".join(re.escape(path.name) for path in paths)
+    for entry in paths[0].parent.iterdir():
+        if not re.fullmatch(rf"\.({names})\.[0-9a-f]{{32}}", entry.name):
+            continue
+        with suppress(OSError), entry.open("rb") as file:  # somebody else may have been quicker
+            if _lock(file):
+                entry.unlink()
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Hold a file until it is closed; False if another process holds it, or the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk, where the file system can do that."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple, Self
 import numpy as np
 
 from megajax.config.base import ConfigError
-from megajax.data.files import atomic_write, map_file
+from megajax.data.files import atomic_write, map_file, remove_leftovers
 from megajax.data.vocabulary import IdRange, note_path
 
 _HEADER = struct.Struct("<9sQBQQ")
@@ -167,6 +167,7 @@ def new_pair(prefix: str | Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """
     bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
     bin_path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(bin_path, idx_path, note_path(bin_path))
     with atomic_write(idx_path) as index, atomic_write(bin_path) as tokens:
         yield tokens, index
         index.flush()  # what has no room on the disk shows before the older pair is given up

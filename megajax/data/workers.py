@@ -33,7 +33,7 @@ def make_shards(job: Job, shards: Sequence[Shard], workers: int, step: Step) -> 
         for _ in range(min(workers, len(shards))):
             connection, process = _start(job)
             processes[connection] = process
-            connection.send(next(todo))
+            _send(connection, process, next(todo))
         while processes:
             for ready in wait(list(processes)):
                 connection = cast(Connection, ready)
@@ -42,7 +42,7 @@ def make_shards(job: Job, shards: Sequence[Shard], workers: int, step: Step) -> 
                     step(*message)
                     continue
                 following = next(todo, None)
-                connection.send(following)
+                _send(connection, processes[connection], following)
                 if following is None:
                     processes.pop(connection).join()
     finally:
@@ -65,13 +65,25 @@ def _receive(connection: Connection, process: BaseProcess) -> tuple[int, int] | 
     try:
         message = connection.recv()
     except (EOFError, ConnectionError):
-        process.join()
-        code = process.exitcode or 0
-        how = f"killed by {signal.Signals(-code).name}, for want of memory?" if code < 0 else f"exit code {code}"
-        raise ConfigError(f"a worker process ended early ({how}); run again, with fewer workers if need be") from None
+        raise _ended_early(process) from None
     if isinstance(message, Exception):
         raise message
     return message
+
+
+def _send(connection: Connection, process: BaseProcess, shard: Shard | None) -> None:
+    """Give a worker its next shard, or nothing more."""
+    try:
+        connection.send(shard)
+    except ConnectionError:
+        raise _ended_early(process) from None
+
+
+def _ended_early(process: BaseProcess) -> ConfigError:
+    process.join()
+    code = process.exitcode or 0
+    how = f"killed by {signal.Signals(-code).name}, for want of memory?" if code < 0 else f"exit code {code}"
+    return ConfigError(f"a worker process ended early ({how}); run again, with fewer workers if need be")
 
 
 def _work(connection: Connection, job: Job) -> None:

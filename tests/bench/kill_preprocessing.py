@@ -60,10 +60,11 @@ def kill_and_continue(
         process = _start(corpus, prefix, workers)
         time.sleep(seconds)
         code = _kill(process, whom)
-        kept = len(list(directory.glob(f"{number}_shards/*.json")))
+        kept = len(list(directory.glob(f"{number}_shards/*[!s].json")))
         again = _start(corpus, prefix, workers).wait()
         same = again == 0 and _digest(directory, prefix.name) == _digest(directory, "undisturbed")
-        same = same and not Path(f"{prefix}_shards").exists() and code in (0, 2, -signal.SIGKILL)
+        left_over = [Path(f"{prefix}_shards").exists(), *directory.glob(f".{number}_*")]
+        same = same and not any(left_over) and code in (0, 2, -signal.SIGKILL)
         results.append((seconds, whom, code, kept, same))
     return results
 

@@ -1,4 +1,6 @@
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -144,3 +146,23 @@ def test_failed_rewrite_keeps_the_old_pair(write_documents, tmp_path: Path):
 
     assert IndexedDataset(tmp_path / "corpus")[0].tolist() == [1, 2]
     assert {path.name for path in tmp_path.iterdir()} == {"corpus.bin", "corpus.ids.json", "corpus.idx"}
+
+
+def test_leftovers_of_a_killed_writer_go_and_living_ones_stay(tmp_path: Path):
+    """A kill during the final merge left `.corpus.bin.<hex>` behind for ever."""
+    program = f"""
+import os, signal, numpy as np
+from megajax.data.indexed import IndexedWriter
+with IndexedWriter({str(tmp_path / "corpus")!r}, np.dtype("<u2")) as writer:
+    writer.add_document([1, 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=False, timeout=60)
+    assert len(list(tmp_path.iterdir())) == 2
+    with IndexedWriter(tmp_path / "corpus", np.dtype("<u2")) as first:
+        first.add_document([1])
+        with IndexedWriter(tmp_path / "corpus", np.dtype("<u2")) as second:
+            assert len(list(tmp_path.iterdir())) == 4
+            second.add_document([2])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.bin", "corpus.ids.json", "corpus.idx"]
+    assert IndexedDataset(tmp_path / "corpus")[0].tolist() == [1]
