@@ -8,7 +8,8 @@ r"""`python -m megajax.preprocess`: text to token files, or text to a tokenizer.
 
 Flags are Megatron-LM's where it has them. The second command writes `data/corpus_text_document.bin` and `.idx`, which
 Megatron reads too; when it was cut short, the same command continues it. Input may be JSON Lines (.jsonl), plain text
-(.txt) or Parquet, and the first two packed (.gz, .zst). A packed or Parquet file is read by one worker: give many.
+(.txt) or Parquet, and the first two packed (.gz, .zst, .bz2, .xz); 'corpus/*.jsonl' stands for all files that match. A
+packed or Parquet file is read by one worker: give many.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from megajax.config.data import TokenizerConfig
 from megajax.data.corpus import preprocess_keys
 from megajax.data.inspect import describe_token_files
 from megajax.data.merge import merge_token_files, prefixes_in
-from megajax.data.readers import read_documents
+from megajax.data.readers import input_files, read_documents
 from megajax.data.shards import Options
 from megajax.data.tokenizers import build_tokenizer, train_sentencepiece
 
@@ -62,6 +63,7 @@ def main(argv: list[str]) -> None:
         return
     if args.input is None:
         raise ConfigError("--input is not set: which files hold the text?")
+    args.input = input_files(args.input)
     if args.train_tokenizer:
         _train_tokenizer(args)
     else:
@@ -112,7 +114,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--input", nargs="+", metavar="FILE", help=".jsonl, .txt (these also .gz or .zst) and .parquet files")
+    add(
+        "--input",
+        nargs="+",
+        metavar="FILE",
+        help=".jsonl, .txt (these also .gz, .zst, .bz2 or .xz) and .parquet files, or patterns in quotes",
+    )
     add("--output-prefix", metavar="P", help="writes P_KEY_document.bin and .idx, or P.model")
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys that hold text (default: text)")
     add(

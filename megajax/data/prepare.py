@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from megajax.config.data import DataConfig, TokenizerConfig
 from megajax.config.presets import find_bundled
 from megajax.data.conversations import read_conversations, write_conversations
 from megajax.data.corpus import preprocess
-from megajax.data.readers import read_documents
+from megajax.data.readers import bare_name, input_files, read_documents
 from megajax.data.tokenizers import build_tokenizer, needs_training, train_tokenizer
 
 log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ def prepare_text(
     """
     if not data.text:
         return data, tokenizer
-    data = replace(data, text=tuple(map(find_bundled, data.text)))
+    data = replace(data, text=tuple(input_files(map(find_bundled, data.text))))
     if needs_training(tokenizer):
         log.info("a tokenizer of %d pieces, trained on this text: %s", tokenizer.vocab_size, directory)
         chats = kind == "instruction"
@@ -42,8 +41,7 @@ def prepare_text(
         tokenizer = train_tokenizer(tokenizer, texts, directory)
     prefixes = []
     for number, text in enumerate(data.text):
-        name = re.sub(r"(\.jsonl|\.txt|\.parquet)?(\.gz|\.zst)?$", "", Path(text).name)
-        prefix = directory / "data" / f"{number}-{name}"  # the number tells files of the same name apart
+        prefix = directory / "data" / f"{number}-{bare_name(text)}"  # the number tells files of the same name apart
         prefixes.append(_tokenize(text, prefix, data.text_key, tokenizer, kind))
     return replace(data, text=(), path=tuple(prefixes)), tokenizer
 

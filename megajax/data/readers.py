@@ -6,18 +6,23 @@
 | .parquet                | a row                                                  | no            |
 | anything else (.jsonl)  | a line, a JSON record                                  | yes           |
 
-All but Parquet may be packed (.gz, .zst) and are then read as a whole. Text files are records with the key `text`.
-Lines end at LF and nowhere else: U+2028 and other line separators may stand inside a JSON string. A byte-order mark,
-CR before LF, blank lines and a missing last LF are all fine.
+All but Parquet may be packed (.gz, .zst, .bz2, .xz) and are then read as a whole; archives are refused. Text files are
+records with the key `text`. Lines end at LF and nowhere else: U+2028 and other line separators may stand inside a JSON
+string. A byte-order mark, CR before LF, blank lines and a missing last LF are all fine.
 """
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import glob
 import gzip
 import io
 import json
+import lzma
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -29,7 +34,15 @@ from megajax.data.progress import Progress
 
 TextDocuments = Literal["file", "line"]
 _BUFFER = 1 << 20
-_PACKED = (".gz", ".zst")
+_PACKED = (".gz", ".zst", ".bz2", ".xz", ".lzma")
+_PACKERS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
+"""How the contents of a packed file begin, and how its name has to end."""
+_ARCHIVES = {
+    b"PK\3\4": "a ZIP archive",
+    b"PK\5\6": "a ZIP archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!": "a RAR archive",
+}
 
 
 class Part(NamedTuple):
@@ -74,10 +87,65 @@ class Record(NamedTuple):
         return [_text(record, key, lists) for key in keys]
 
 
+def input_files(names: Iterable[str | Path]) -> list[str]:
+    """Return the files that some names stand for: patterns (`corpus/*.jsonl.gz`) become the files that match, by name.
+
+    Raises:
+        ConfigError: nothing matches.
+    """
+    files = []
+    for name in map(str, names):
+        matching = [name]
+        if re.search(r"[*?[]", name) and not Path(name).exists():
+            found = glob.glob(name, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+            matching = sorted(path for path in found if Path(path).is_file())
+            if not matching:
+                raise ConfigError(f"{name}: no file matches")
+        files += matching
+    return files
+
+
+def bare_name(path: str | Path) -> str:
+    """Return the name of a file without the endings that say what is in it."""
+    endings = "|".join(map(re.escape, _PACKED))
+    return re.sub(rf"(\.jsonl|\.txt|\.parquet)?({endings})?$", "", Path(path).name)
+
+
 def whole(path: str | Path) -> Part:
-    """Return all of a file as one part."""
-    with _naming(Path(path)):
-        return Part(Path(path), 0, Path(path).stat().st_size)
+    """Return all of a file as one part.
+
+    Raises:
+        ConfigError: it is not there, is a folder or an archive, or is packed without being named so.
+    """
+    path = Path(path)
+    with _naming(path):
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder: {_contents_of(path)}")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is no regular file, which is read more than once: write it to one first")
+        with path.open("rb") as file:
+            start = file.read(512)
+        _refuse_archive(path, start)
+        for magic, ending in _PACKERS.items():
+            if start.startswith(magic) and path.suffix != ending and not (ending == ".bz2" and b"1AY&SY" not in start):
+                raise ConfigError(f"{path} is packed, but not named so: rename it to {path.name}{ending}")
+        return Part(path, 0, path.stat().st_size)
+
+
+def _contents_of(folder: Path) -> str:
+    kinds = Counter("".join(path.suffixes[-2:]) for path in folder.iterdir() if path.is_file())
+    if not kinds:
+        return "without files"
+    counts = ", ".join(f"{count} {kind or 'without an ending'}" for kind, count in kinds.most_common(3))
+    return f"name the files in it ({counts}), as in '{folder}/*{kinds.most_common(1)[0][0]}'"
+
+
+def _refuse_archive(path: Path, start: bytes) -> None:
+    kinds = [kind for magic, kind in _ARCHIVES.items() if start.startswith(magic)]
+    if start[257:262] == b"ustar":
+        kinds.append("a tar archive")
+    if kinds:
+        raise ConfigError(f"{path} is {kinds[0]}: unpack it, and name the files that are in it")
 
 
 def can_be_cut(path: Path, text_documents: TextDocuments) -> bool:
@@ -98,7 +166,10 @@ def read_part(part: Part, keys: Sequence[str], text_documents: TextDocuments = "
             return
         raw = stack.enter_context(part.path.open("rb", _BUFFER))
         packed = part.path.suffix in _PACKED
-        file = stack.enter_context(_unpacked(raw, part.path.suffix)) if packed else raw
+        file = raw
+        if packed:
+            file = stack.enter_context(_unpacked(raw, part.path.suffix))
+            _refuse_archive(part.path, file.peek(512))
         name = part.path.stem if packed else part.path.name
         if not name.endswith(".txt"):
             lines = ((number, line.strip()) for number, line in _lines(file, part))
@@ -151,12 +222,15 @@ def _naming(path: Path) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # every format has errors of its own
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise ConfigError(f"{path}: cannot be read ({reason})") from None
 
 
-def _unpacked(raw: BinaryIO, suffix: str) -> BinaryIO:
+def _unpacked(raw: BinaryIO, suffix: str) -> io.BufferedReader:
     if suffix == ".gz":
         return io.BufferedReader(gzip.GzipFile(fileobj=raw), _BUFFER)
+    if suffix in (".bz2", ".xz", ".lzma"):
+        return io.BufferedReader(bz2.BZ2File(raw) if suffix == ".bz2" else lzma.LZMAFile(raw), _BUFFER)
     zstd = optional("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", f"{raw.name}: reading it")
     return io.BufferedReader(zstd.ZstdFile(raw), _BUFFER)
 

@@ -1,13 +1,19 @@
+import bz2
 import gzip
 import json
 import logging
+import lzma
+import os
+import tarfile
+import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from megajax.config import ConfigError
 from megajax.data.progress import Progress
-from megajax.data.readers import Part, can_be_cut, optional, read_documents, read_part
+from megajax.data.readers import Part, can_be_cut, input_files, optional, read_documents, read_part, whole
 
 RECORDS = b'{"text": "one"}\n{"text": "two"}\n'
 
@@ -27,6 +33,60 @@ def test_gzip_of_several_members_and_several_files(tmp_path: Path):
         "two",
         "three",
     ]
+
+
+@pytest.mark.parametrize(("ending", "packer"), [(".bz2", bz2), (".xz", lzma)])
+def test_bzip2_and_xz_of_several_streams(tmp_path: Path, ending: str, packer: ModuleType):
+    """Case V11: they were said to be no JSON."""
+    path = tmp_path / f"a.jsonl{ending}"
+    path.write_bytes(packer.compress(RECORDS) + packer.compress(b'{"text": "three"}\n'))
+    assert list(read_documents([path])) == ["one", "two", "three"]
+    path.write_bytes(packer.compress(RECORDS)[:-6])
+    with pytest.raises(ConfigError, match=rf"a\.jsonl\{ending}: cannot be read"):
+        list(read_documents([path]))
+
+
+def test_archives_and_misnamed_files_are_refused_by_name(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(RECORDS)
+    with zipfile.ZipFile(tmp_path / "zip.jsonl", "w") as archive:
+        archive.write(tmp_path / "a.jsonl")
+    for name, mode in (("tar.jsonl", "w"), ("a.tar.gz", "w:gz"), ("a.tar.xz", "w:xz"), ("tar.txt.bz2", "w:bz2")):
+        with tarfile.open(tmp_path / name, mode) as archive:
+            archive.add(tmp_path / "a.jsonl", "a.jsonl")
+    (tmp_path / "seven.7z").write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(26))
+    (tmp_path / "gz.jsonl").write_bytes(gzip.compress(RECORDS))
+    (tmp_path / "bz2.jsonl").write_bytes(bz2.compress(RECORDS))
+    problems = {
+        "zip.jsonl": "a ZIP archive", "seven.7z": "a 7z archive", "tar.jsonl": "a tar archive",
+        "a.tar.gz": "a tar archive", "a.tar.xz": "a tar archive", "tar.txt.bz2": "a tar archive",
+        "gz.jsonl": r"packed, but not named so: rename it to gz\.jsonl\.gz",
+        "bz2.jsonl": r"packed, but not named so: rename it to bz2\.jsonl\.bz2",
+    }  # fmt: skip
+    for name, problem in problems.items():
+        with pytest.raises(ConfigError, match=f"{name} is {problem}"):
+            list(read_documents([tmp_path / name]))
+
+
+def test_folders_and_patterns(tmp_path: Path):
+    """Case V11: a folder is no file, but what it holds is said; a pattern is all files that match, by name."""
+    for name in ("b.jsonl", "a.jsonl", "c[1].jsonl", "notes.md"):
+        (tmp_path / name).write_bytes(RECORDS)
+    (tmp_path / "d.jsonl").mkdir()
+    with pytest.raises(
+        ConfigError, match=rf"is a folder: name the files in it \(3 \.jsonl, 1 \.md\), as in '{tmp_path}/\*"
+    ):
+        whole(tmp_path)
+    with pytest.raises(ConfigError, match=r"\*\.csv: no file matches"):
+        input_files([tmp_path / "*.csv"])
+    found = input_files([tmp_path / "[ab].jsonl", tmp_path / "c[1].jsonl", tmp_path / "notes.md"])
+    assert [Path(path).name for path in found] == ["a.jsonl", "b.jsonl", "c[1].jsonl", "notes.md"]
+
+
+def test_a_pipe_is_refused(tmp_path: Path):
+    """Its first line alone would have been read: what has no size has no parts."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe is no regular file"):
+        whole(tmp_path / "pipe")
 
 
 def test_zstandard_of_several_frames(tmp_path: Path):
