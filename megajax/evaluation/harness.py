@@ -82,37 +82,62 @@ class HarnessModel:
         return self._remembered("generate_until", requests, [results[number] for number in range(len(requests))])
 
     def _pair(self, context: str, continuation: str) -> Window:
-        """Tokens of both, cut where the context alone would end; spaces between them belong to the continuation."""
-        if not context:
-            ids = [self.beginning, *self.trained.tokenizer.encode(continuation)]
-            return self._window(ids, len(ids) - 1)
-        text, context = context + continuation, context.rstrip()
-        ids = self.trained.encode(text)
-        return self._window(ids, len(ids) - len(self.trained.encode(context)))
+        """Tokens of the context, and those that its continuation adds to it.
 
-    def _window(self, ids: list[int], scored: int) -> Window:
-        if scored > self.length:
-            raise ConfigError(f"a continuation has {scored} tokens: the model sees {self.length} (model.max_positions)")
-        return Window(ids[-self.length - 1 :], scored)
+        Spaces between them belong to the continuation. Behind an empty context, the continuation follows the token that
+        begins texts, which is not scored if the continuation itself begins with it.
+
+        Raises:
+            ConfigError: one of the two has no token of its own, or the continuation is longer than what the model sees.
+        """
+        if context:
+            stripped = context.rstrip()
+            before = self.trained.encode(stripped)
+            added = self.trained.encode(context + continuation)[len(before) :]
+        else:
+            added = self.trained.tokenizer.encode(continuation)
+            before = added[:1] if added[:1] == [self.beginning] else [self.beginning]
+            added = added[1:] if added[:1] == [self.beginning] else added
+        if not before or not added:
+            raise ConfigError(
+                f"context {context[-40:]!r} and continuation {continuation[:40]!r} have {len(before)} and {len(added)} "
+                "tokens: each needs one; begin the continuation with a space, or where a word does"
+            )
+        if len(added) > self.length:
+            raise ConfigError(
+                f"the continuation {continuation[:40]!r} has {len(added)} tokens: "
+                f"the model sees {self.length} (model.max_positions)"
+            )
+        return Window([*before, *added][-self.length - 1 :], len(added))
 
     def _rolling(self, text: str) -> Iterator[Window]:
         """Windows without overlap, but for the last, which has all the context that fits."""
-        ids = [self.beginning, *self.trained.tokenizer.encode(text)]
+        ids = [self.beginning, *self.trained.encode(text)]
         for first in range(0, len(ids) - 1, self.length):
             last = min(first + self.length, len(ids) - 1)
             yield Window(ids[max(0, last - self.length) : last + 1], last - first)
 
     def _options(self, wanted: dict[str, Any]) -> Options:
-        """The harness's `gen_kwargs` in our terms."""
+        """The harness's `gen_kwargs` in our terms.
+
+        Raises:
+            ConfigError: there is no room for a context before that many tokens, or no temperature to draw at.
+        """
         until = wanted.get("until") or []
-        drawn = wanted.get("do_sample", wanted.get("temperature", 0) > 0)
-        sampling = Sampling(
-            float(wanted.get("temperature", 1.0)) if drawn else 0.0, wanted.get("top_k", 0), wanted.get("top_p", 1.0)
-        )
+        temperature = float(wanted.get("temperature", 0.0))
+        drawn = wanted.get("do_sample", temperature > 0)
+        if drawn and not temperature:
+            raise ConfigError("gen_kwargs: do_sample=true needs a temperature above 0")
+        sampling = Sampling(temperature if drawn else 0.0, wanted.get("top_k", 0), wanted.get("top_p", 1.0))
         names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
         tokens = next((int(wanted[name]) for name in names if name in wanted), MAX_NEW_TOKENS)
+        if tokens >= self.length:
+            raise ConfigError(
+                f"gen_kwargs: {tokens} new tokens leave no room for a context: the model sees {self.length} "
+                f"(model.max_positions); set max_gen_toks"
+            )
         return Options(
-            tokens=min(tokens, self.length - 1),
+            tokens=tokens,
             sampling=sampling,
             stop=tuple(filter(None, [until] if isinstance(until, str) else until)),
             batch_size=self.batch_size,

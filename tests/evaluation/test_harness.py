@@ -55,6 +55,92 @@ def test_loglikelihood(model: HarnessModel):
     np.testing.assert_allclose([loss for loss, _ in found], [loss for loss, _ in expected], rtol=1e-4)
 
 
+WORDS = ["hello world, hello there", "the world says hello\n\nand the other world too", "held helm help lower"]
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> HarnessModel:
+    """A model of 32 tokens that reads words."""
+    return HarnessModel(str(make_run(tmp_path_factory.mktemp("reader") / "run", WORDS, vocab_size=300)))
+
+
+def test_pairs_that_share_a_token(reader: HarnessModel):
+    """Case W13: the context's own tokens, and what the whole text has behind as many of its own."""
+    encode = reader.trained.encode
+    pairs = [
+        ("the w", "orld says hello"),
+        ("the other ", "world"),
+        ("hello\n\n", "and"),
+        ("", "hello"),
+        ("the", " other world"),
+    ]
+    for context, continuation in pairs:
+        before = encode(context.rstrip()) or [reader.beginning]
+        added = encode(context + continuation)[len(before) if context else 0 :]
+        assert reader._pair(context, continuation) == ([*before, *added], len(added))
+    assert encode("the world says hello")[:2] != encode("the w"), "or the case is none"
+    [found] = reader.loglikelihood([asked("the w", "orld says hello")])
+    ids, count = reader._pair("the w", "orld says hello")
+    assert found[0] == pytest.approx(scored(reader, list(ids), count)[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("context", "continuation", "counts"),
+    [("hell", "o", "2 and 0"), ("the world", "", "2 and 0"), ("", "", "1 and 0"), ("  ", "hello", "0 and 2")],
+)
+def test_pairs_without_a_token_of_their_own(reader: HarnessModel, context: str, continuation: str, counts: str):
+    """Case W13: the harness's own model fails on them; none is certain, none divides by zero."""
+    with pytest.raises(ConfigError, match=f"{continuation!r} have {counts} tokens"):
+        reader.loglikelihood([asked(context, continuation)])
+
+
+def test_a_continuation_that_begins_with_the_beginning(model: HarnessModel):
+    """Case W13: behind an empty context the token that begins texts is there once."""
+    model.beginning, before = 7, model.beginning
+    try:
+        assert model._pair("", "7 8 9") == ([7, 8, 9], 2)
+        assert model._pair("", "8 9") == ([7, 8, 9], 2)
+    finally:
+        model.beginning = before
+
+
+def test_a_continuation_longer_than_the_model(model: HarnessModel):
+    with pytest.raises(ConfigError, match="has 33 tokens: the model sees 32"):
+        model.loglikelihood([asked("1", " " + " ".join(map(str, range(33))))])
+
+
+@pytest.mark.skipif(not INSTALLED, reason="lm-evaluation-harness is not installed (pip install lm-eval)")
+def test_pairs_are_cut_as_the_harness_does(reader: HarnessModel):
+    """Case W13: every cut of some texts, by the harness's own class; where one refuses, so does the other."""
+    from lm_eval.api.model import TemplateLM
+
+    class Theirs(TemplateLM):
+        backend = "causal"
+        eot_token_id = prefix_token_id = reader.beginning
+        loglikelihood_rolling = generate_until = _loglikelihood_tokens = None
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+            return reader.trained.encode(string)
+
+    Theirs.__abstractmethods__ = frozenset()
+    for text in [*WORDS, "hello  world ", "the\n\nother"]:
+        for cut in range(1, len(text)):
+            before, added = Theirs()._encode_pair(text[:cut], text[cut:])
+            if before and added:
+                assert reader._pair(text[:cut], text[cut:]) == ([*before, *added], len(added)), text[:cut]
+            else:
+                with pytest.raises(ConfigError, match="each needs one"):
+                    reader._pair(text[:cut], text[cut:])
+
+
+def test_generation_without_room_or_temperature(model: HarnessModel):
+    """Case W13: what the harness's own model refuses."""
+    with pytest.raises(ConfigError, match="256 new tokens leave no room for a context: the model sees 32"):
+        model.generate_until([asked("1", {"until": []})])
+    with pytest.raises(ConfigError, match="do_sample=true needs a temperature"):
+        model.generate_until([asked("1", {"until": [], "max_gen_toks": 2, "do_sample": True})])
+
+
 def test_long_contexts_lose_their_beginning(model: HarnessModel):
     """The model sees 32 tokens."""
     ids = list(range(40))
