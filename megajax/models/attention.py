@@ -17,7 +17,7 @@ from megajax.models.attention_kernels import Pattern
 from megajax.models.context import Context
 from megajax.models.dropout import dropout
 from megajax.models.init import normal, zeros
-from megajax.models.linear import linear
+from megajax.models.linear import add_bias, linear
 from megajax.models.norm import Norm
 from megajax.models.rope import rotate
 
@@ -50,7 +50,7 @@ class Attention(nnx.Module):
         """[B, S, D] -> queries [B, S, N, H], keys and values [B, S, K, H], positions applied."""
         qkv = linear(x, self.qkv[...])
         if hasattr(self, "qkv_bias"):
-            qkv += self.qkv_bias[...]
+            qkv = add_bias(qkv, self.qkv_bias[...])
         qkv = context.layout.shard(qkv, "batch", "sequence", "kv_heads", None, None)
         qkv = checkpoint_name(qkv, "qkv")
         q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
@@ -68,7 +68,7 @@ class Attention(nnx.Module):
     def output(self, heads: jax.Array, context: Context) -> jax.Array:
         """[B, S, N, H] -> [B, S, D]; the bias is replicated over `tensor`, so it is added after the sum over heads."""
         y = context.layout.leave_tensor(linear(heads, self.out[...], contract=2))
-        return y + self.out_bias[...] if hasattr(self, "out_bias") else y
+        return add_bias(y, self.out_bias[...]) if hasattr(self, "out_bias") else y
 
     def __call__(self, x: jax.Array, context: Context) -> jax.Array:
         """[B, S, D] normalised input -> [B, S, D] branch that joins the residual stream."""

@@ -20,7 +20,7 @@ from megajax.models.context import Context
 from megajax.models.cross_entropy import token_losses
 from megajax.models.init import normal, zeros
 from megajax.models.layout import Layout
-from megajax.models.linear import linear
+from megajax.models.linear import add_bias, linear
 from megajax.models.losses import Losses
 from megajax.models.model import Batch, Model, vocabulary_table
 from megajax.models.norm import Norm
@@ -97,7 +97,7 @@ class Bert(Model):
 
     def transformed(self, x: jax.Array, layout: Layout) -> jax.Array:
         """Hidden states [B, S, D] -> [B, S, D], to be compared with the rows of the embedding."""
-        y = linear(x, layout.weights(self.transform)[...]) + self.transform_bias[...]
+        y = add_bias(linear(x, layout.weights(self.transform)[...]), self.transform_bias[...])
         return self.transform_norm(ACTIVATIONS[self.config.activation](y))
 
     def logits(self, x: jax.Array) -> jax.Array:
@@ -108,7 +108,8 @@ class Bert(Model):
 
     def pair_logits(self, x: jax.Array, layout: Layout) -> jax.Array:
         """Hidden states [B, S, D] -> fp32 logits [B, 2] of the order: as written, swapped."""
-        pooled = jnp.tanh(linear(first_token(x, layout), layout.weights(self.pooler)[...]) + self.pooler_bias[...])
+        pooled = linear(first_token(x, layout), layout.weights(self.pooler)[...])
+        pooled = jnp.tanh(add_bias(pooled, self.pooler_bias[...]))
         head = layout.weights(self.pair_head)[...]
         return jnp.einsum("bd,dc->bc", pooled, head, preferred_element_type=jnp.float32) + self.pair_bias[...]
 

@@ -1,4 +1,4 @@
-"""Matrix products on activations.
+"""Matrix products on activations, and biases.
 
 Shapes: B batch, S sequence, ... features.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 WEIGHTS = "weights"
@@ -26,3 +27,12 @@ def linear(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
     matrix = checkpoint_name(weight.reshape(inner, *rest), WEIGHTS)
     flat = x.reshape(*x.shape[: x.ndim - contract], inner)
     return jax.lax.dot_general(flat, matrix, (((flat.ndim - 1,), (0,)), ((), ())))
+
+
+def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Sum of x [B, S, ...] and bias [...], in x's dtype and with the bits of a sum in that dtype.
+
+    The gradient of the bias is a sum over tokens. Written like this it is taken in fp32; in 16 bits it would lose what
+    is small against the sum so far, a tenth of 10,000 tokens.
+    """
+    return (x.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)

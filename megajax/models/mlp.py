@@ -13,7 +13,7 @@ from megajax.config.model import ModelConfig
 from megajax.models.activations import activate
 from megajax.models.context import Context
 from megajax.models.init import normal, zeros
-from megajax.models.linear import linear
+from megajax.models.linear import add_bias, linear
 
 
 class Mlp(nnx.Module):
@@ -36,9 +36,9 @@ class Mlp(nnx.Module):
         layout = context.layout
         hidden = linear(layout.enter_tensor(x), self.fc1[...])
         if hasattr(self, "fc1_bias"):
-            hidden += self.fc1_bias[...]
+            hidden = add_bias(hidden, self.fc1_bias[...])
         hidden = layout.shard(hidden, "batch", "sequence", None, "mlp")
         hidden = checkpoint_name(hidden, "mlp_hidden")
         hidden = activate(hidden, self.activation)
         y = layout.leave_tensor(linear(hidden, self.fc2[...]))
-        return y + self.fc2_bias[...] if hasattr(self, "fc2_bias") else y
+        return add_bias(y, self.fc2_bias[...]) if hasattr(self, "fc2_bias") else y

@@ -41,6 +41,7 @@ class Moe(nnx.Module):
         if hasattr(self, "shared"):
             shared = self.shared(x, context)
             if hasattr(self, "shared_gate"):
-                shared *= jax.nn.sigmoid(jnp.matmul(x, self.shared_gate[...]))[..., None]
+                gate = jnp.matmul(x, self.shared_gate[...], preferred_element_type=jnp.float32)
+                shared = (shared * jax.nn.sigmoid(gate)[..., None]).astype(x.dtype)
             y += shared
         return y, losses

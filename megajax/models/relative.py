@@ -22,13 +22,14 @@ def relative_bias(table: jax.Array, max_distance: int, *, bidirectional: bool) -
         max_distance: distances from here on are in the last bucket.
         bidirectional: half of the buckets are for keys after the query; else those count as distance 0.
     """
+    table = table.astype(jnp.float32)  # out here, so that the gradients of all layers are summed up in fp32
 
     def bias(q_places: Places, k_places: Places) -> jax.Array:
         distance = jnp.asarray(k_places)[..., None, :] - jnp.asarray(q_places)[..., :, None]
         one_hot = jax.nn.one_hot(bucket(distance, len(table), max_distance, bidirectional=bidirectional), len(table))
         # A product that only selects must not round what it selects.
         highest = jax.lax.Precision.HIGHEST
-        return jnp.einsum("...str,rn->...nst", one_hot, table.astype(jnp.float32), precision=highest)
+        return jnp.einsum("...str,rn->...nst", one_hot, table, precision=highest)
 
     return bias
 

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from megajax.config.model import ModelConfig
@@ -59,9 +60,12 @@ class Experts:
             return self.net.psum(y, *self.copies), {k: self.net.psum(loss, *AUTO_AXES) for k, loss in losses.items()}
 
         def backward(x: Any, weights: Weights, token_weights: Any, cotangents: Any) -> tuple[jax.Array, Weights]:
-            _, pull = jax.vjp(lambda x, weights: terms(x, weights, token_weights), x, weights)
+            # The router's gradient stays in fp32 until the terms of all devices are summed up.
+            precise = weights._replace(router=weights.router.astype(jnp.float32))
+            _, pull = jax.vjp(lambda x, weights: terms(x, weights, token_weights), x, precise)
             dx, (router, fc1, fc2) = pull(cotangents)
-            router, fc1, fc2 = self.net.psum(router, *AUTO_AXES), *(self.net.psum(d, "context") for d in (fc1, fc2))
+            router = self.net.psum(router, *AUTO_AXES).astype(weights.router.dtype)
+            fc1, fc2 = (self.net.psum(d, "context") for d in (fc1, fc2))
             return self.net.psum(dx, *self.copies), Weights(router, fc1, fc2)
 
         out = self.inputs[0], losses

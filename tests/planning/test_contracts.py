@@ -64,7 +64,9 @@ def test_all_else_in_a_layer_is_gradients_of_norms_and_biases(traffic: Traffic):
     small = traffic.where(lambda record: LAYERS in record.loop and record.bytes < RESIDUAL)
     assert {record.axes for record in small} == {("tensor",)}
     assert small == small.backward()
-    assert max(record.bytes for record in small) <= 4 * 4 * D  # scale and bias of two norms, fp32, in one call
+    # Scale and bias of two norms, and the biases of both row-parallel products, in one call; fp32, so that nothing is
+    # lost of sums over thousands of tokens.
+    assert max(record.bytes for record in small) <= 6 * 4 * D
 
 
 def test_a_tick_sends_activations_forward_and_gradients_back(traffic: Traffic):
