@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +9,7 @@ from contextlib import contextmanager
 from etils import epath
 
 from megajax.config.base import ConfigError
-
-MENDABLE = {
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS,
-    errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY,
-}  # fmt: skip
+from megajax.config.cli import MENDABLE
 
 
 @contextmanager

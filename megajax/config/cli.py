@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
+import os
 import re
+import select
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -19,11 +22,18 @@ from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, neare
 from megajax.config.load import Loaded, derived_values, flat_values, load_config
 from megajax.config.yaml_text import yaml_text
 
-MENDABLE = {
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR,
-    errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG,
-}  # fmt: skip
-"""What of the system's errors the user can mend; others (a disk or network that fails) may be gone after a restart."""
+_REMEDIES = {
+    "make room": (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    "check who may read and write there": (errno.EACCES, errno.EPERM, errno.EROFS),
+    "check the path": (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG),
+    "name a file": (errno.EISDIR,),
+    "raise the limit (ulimit -n)": (errno.EMFILE, errno.ENFILE),
+}
+MENDABLE = {number: remedy for remedy, numbers in _REMEDIES.items() for number in numbers}
+"""What of the system's errors the user can mend, and how; others (a disk or network that fails) may be gone after a
+restart."""
+_READER_LEFT = 128 + 13
+"""Exit code of what SIGPIPE ends, which is how `head` tells other programs that it has enough."""
 EPILOG = "Keys that may stand in the file and on the command line (YAML values):"
 
 
@@ -44,9 +54,21 @@ def entry_point(run: Callable[[list[str]], int | None]) -> Command:
 
     @wraps(run)
     def command(argv: Sequence[str] | None = None) -> int:
+        for stream in (sys.stdout, sys.stderr):
+            if getattr(stream, "errors", None) == "strict" and isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a terminal of ASCII stops nothing
         try:
-            return run(sys.argv[1:] if argv is None else list(argv)) or 0
+            try:
+                return run(sys.argv[1:] if argv is None else list(argv)) or 0
+            finally:
+                sys.stdout.flush()  # a reader that has left shows here, not when Python ends
+        except SystemExit as stop:
+            if isinstance(stop.__context__, BrokenPipeError):  # as rich ends a program
+                return _READER_LEFT
+            raise
         except (ConfigError, OSError, FloatingPointError, KeyboardInterrupt) as error:
+            if isinstance(error, BrokenPipeError) and _reader_left():
+                return _READER_LEFT
             code, text = describe_failure(error)
             if code == 1:
                 raise
@@ -54,6 +76,19 @@ def entry_point(run: Callable[[list[str]], int | None]) -> Command:
             return code
 
     return command
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads what this process prints; if so, what is still to be printed goes nowhere."""
+    try:
+        output = select.poll()
+        output.register(sys.stdout, 0)
+        left = any(event & select.POLLERR for _, event in output.poll(0))
+        if left:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # no file at all, as in a notebook
+        return False
+    return left
 
 
 def describe_failure(error: BaseException) -> tuple[int, str]:
@@ -68,7 +103,7 @@ def describe_failure(error: BaseException) -> tuple[int, str]:
             return 2, " ".join(["error:", *str(error).split()])
         case OSError() if error.errno in MENDABLE:
             where = f"{error.filename}: " if error.filename else ""
-            return 2, f"error: {where}{error.strerror or error}: make room or check the path"
+            return 2, f"error: {where}{error.strerror or error}: {MENDABLE[error.errno]}"
         case FloatingPointError():
             return 3, " ".join(["stopped:", *str(error).split()])
         case KeyboardInterrupt():

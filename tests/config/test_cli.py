@@ -1,5 +1,7 @@
 """The command line: exit codes, one line per mistake, help, and where every value comes from."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +130,63 @@ def test_exit_codes_pass_through(capsys):
     assert capsys.readouterr().err == "megajax: interrupted\n"
     assert entry_point(len)(["a", "b", "c"]) == 3
     assert entry_point(lambda argv: None)([]) == 0
+
+
+def test_errors_of_the_system_say_how_to_mend_them(tmp_path: Path, capsys):
+    def fails(error: OSError) -> str:
+        @entry_point
+        def main(argv: list[str]) -> None:
+            raise error
+
+        assert main([]) == 2
+        return capsys.readouterr().err
+
+    many = OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/corpus.bin")
+    assert fails(many) == "megajax: error: /corpus.bin: Too many open files: raise the limit (ulimit -n)\n"
+    for wrong, remedy in ((tmp_path, "name a file"), (Path(__file__) / "x", "check the path")):
+        with pytest.raises(OSError) as caught:
+            wrong.read_text()
+        assert fails(caught.value).endswith(f": {remedy}\n")
+
+
+SPEAKS = """
+import sys
+from megajax.config.cli import entry_point
+
+@entry_point
+def main(argv):
+    for number in range(100_000):
+        print("\u2192", number)
+
+@entry_point
+def rich_main(argv):
+    from rich.console import Console
+    for number in range(10_000):
+        Console().print("\u2192", number)
+
+sys.exit({"print": main, "rich": rich_main}[sys.argv[1]]())
+"""
+
+
+@pytest.mark.parametrize("how", ["print", "rich"])
+def test_a_reader_that_has_enough_ends_a_command_without_a_word(how: str):
+    """Case V11: `show ... | head` ended with code 1, like `cat` it ends with that of SIGPIPE."""
+    command = [sys.executable, "-c", SPEAKS, how]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "\u2192 0\n".encode()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_a_terminal_of_ascii_stops_nothing():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    command = [sys.executable, "-c", SPEAKS, "print"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"\\u2192 0\n")
 
 
 def test_arguments_are_read_only_by_a_called_command(monkeypatch):
