@@ -66,7 +66,7 @@ def refuse(workplace: Path, capsys: pytest.CaptureFixture[str]) -> Refuse:
         ("optim.learning_rate=1", "unknown key `optim.learning_rate`", "did you mean `optim.lr`?"),
         ("nowhere.yaml", "configuration file nowhere.yaml not found in", "configs"),
         ("model.num_heads=5", "model.hidden_size 64 is not a multiple of model.num_heads 5", "set model.head_dim"),
-        ("parallel.tensor=8", "model.num_heads 4 is not a multiple of parallel.tensor 8", "choose a parallel.tensor"),
+        ("parallel.tensor=8", "model.num_heads 4 is not a multiple of parallel.tensor 8", "that work: 1, 2, 4)"),
         ("parallel.data=3 train.global_batch_size=9", "data 3 x fsdp 1 x expert 1 x context 1 x tensor 1 = 3 devices",
          "change the parallel.* sizes"),
         ("parallel.simulate_devices=6", "already runs on 8 cpu device(s)", "restart the notebook kernel"),

@@ -105,10 +105,38 @@ def _product(sizes: dict[str, int]) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in sizes.items()) + " ="
 
 
-def _require_multiple(name: str, value: int, divisor_name: str, divisor: int, remedy: str) -> None:
+def _require_multiple(
+    name: str, value: int, divisor_name: str, divisor: int, remedy: str, common: int = 0, step: int = 1
+) -> None:
+    """Refuse a value that is no multiple of a divisor, with the divisors that it would be a multiple of.
+
+    Args:
+        name: of the value.
+        value: to be divided.
+        divisor_name: the key that divides it, or a product of some that ends with "=".
+        divisor: its size.
+        remedy: what to change.
+        common: what else the divisor has to divide, as one number: 0 = nothing.
+        step: the divisor is always a multiple of it.
+    """
     if value % divisor:
         remainder = f"{value} % {divisor} = {value % divisor}"
-        raise ConfigError(f"{name} {value} is not a multiple of {divisor_name} {divisor} ({remainder}): {remedy}")
+        sizes = [size for size in _divisors(math.gcd(value, common)) if size % step == 0]
+        near = sorted(sorted(sizes, key=lambda size: abs(math.log(size / divisor)))[:_SHOWN])
+        what = "products" if divisor_name.endswith("=") else f"sizes of {divisor_name}"
+        works = f"{what} that work: {', '.join(map(str, near)) or 'none'}{', ...' if len(sizes) > len(near) else ''}"
+        raise ConfigError(
+            f"{name} {value} is not a multiple of {divisor_name} {divisor} ({remainder}): {remedy} ({works})"
+        )
+
+
+_SHOWN = 12
+"""Sizes, those next to the one that does not work."""
+
+
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def _check_heads(model: ModelConfig) -> None:
@@ -141,9 +169,20 @@ def _check_experts(model: ModelConfig, parallel: ParallelConfig) -> None:
     if model.shared_gate and not model.shared_ffn_size:
         raise ConfigError("model.shared_gate weighs a shared MLP: set model.shared_ffn_size, or leave it off")
     _require_multiple("model.experts", experts, "parallel.expert", parallel.expert, "choose one that divides them")
-    remedy = "choose a parallel.tensor that divides it"
-    _require_multiple("model.expert_ffn_size", model.expert_size, "parallel.tensor", parallel.tensor, remedy)
-    _require_multiple("model.shared_ffn_size", model.shared_ffn_size, "parallel.tensor", parallel.tensor, remedy)
+
+
+def _over_tensor(model: ModelConfig, parallel: ParallelConfig) -> dict[str, int]:
+    """What of a model `parallel.tensor` has to divide."""
+    sizes = {} if parallel.whole_heads else {"num_heads": model.num_heads, "num_kv_heads": model.kv_heads}
+    if model.experts:
+        sizes |= {"expert_ffn_size": model.expert_size, "shared_ffn_size": model.shared_ffn_size}
+    else:
+        sizes["ffn_hidden_size"] = model.ffn_size
+    if model.positions == "learned":
+        sizes["max_positions" + (" + position_offset =" if model.position_offset else "")] = (
+            model.max_positions + model.position_offset
+        )
+    return sizes
 
 
 def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
@@ -153,18 +192,13 @@ def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
     divisor = f"parallel.pipe {stages} x parallel.chunks {chunks} ="
     near = _nearest_multiples(model.num_layers, stages * chunks)
     _require_multiple("model.num_layers", model.num_layers, divisor, stages * chunks, f"use {near} layers")
-    tensor = parallel.tensor
-    remedy = "choose a parallel.tensor that divides it"
-    if not parallel.whole_heads:
-        choice = "choose a parallel.tensor that divides them, or parallel.whole_heads=true"
-        copies = f"key/value heads are split over tensor, never copied: {choice}"
-        _require_multiple("model.num_heads", model.num_heads, "parallel.tensor", tensor, choice)
-        _require_multiple("model.num_kv_heads", model.kv_heads, "parallel.tensor", tensor, copies)
-    if not model.experts:
-        _require_multiple("model.ffn_hidden_size", model.ffn_size, "parallel.tensor", tensor, remedy)
-    if model.positions == "learned":
-        name = "model.max_positions" + (" + position_offset =" if model.position_offset else "")
-        _require_multiple(name, model.max_positions + model.position_offset, "parallel.tensor", tensor, remedy)
+    choice = "choose a parallel.tensor that divides them, or parallel.whole_heads=true"
+    remedies = {"num_heads": choice, "num_kv_heads": f"key/value heads are split over tensor, never copied: {choice}"}
+    over_tensor = _over_tensor(model, parallel)
+    for key, size in over_tensor.items():
+        remedy = remedies.get(key, "choose a parallel.tensor that divides it")
+        common = math.gcd(*over_tensor.values())
+        _require_multiple(f"model.{key}", size, "parallel.tensor", parallel.tensor, remedy, common)
     cut = "weights at rest are cut along it: choose a parallel.fsdp that divides it"
     _require_multiple("model.hidden_size", model.hidden_size, "parallel.fsdp", parallel.fsdp, cut)
 
@@ -180,7 +214,7 @@ def _check_sequence(config: Config) -> None:
     if parallel.context > 1:
         divisor = f"2 x context {parallel.context} ="
         remedy = "every context shard holds two pieces: change data.seq_length or parallel.context"
-        _require_multiple("data.seq_length", s, divisor, 2 * parallel.context, remedy)
+        _require_multiple("data.seq_length", s, divisor, 2 * parallel.context, remedy, step=2)
 
 
 def _check_batch_sizes(train: TrainConfig) -> None:

@@ -258,3 +258,27 @@ def test_meshes_that_do_not_take_all_devices_show_the_arithmetic():
     assert "pipe 1 x data 2 x fsdp 1 x expert 1 x context 1 x tensor 2 = 4 devices, but there are 8" in str(
         caught.value
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "works"),
+    [
+        # Case V11: Qwen2 7B has 28 heads but 4 key/value heads, which have to be divided as well
+        (
+            "model.num_heads=28 model.hidden_size=3584 model.num_kv_heads=4 parallel.tensor=8",
+            "num_heads 28 is not a multiple of parallel.tensor 8 (28 % 8 = 4): choose a parallel.tensor that divides "
+            "them, or parallel.whole_heads=true (sizes of parallel.tensor that work: 1, 2, 4)",
+        ),
+        ("parallel.fsdp=7", "(sizes of parallel.fsdp that work: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, ...)"),
+        (
+            "model.num_layers=80 parallel.pipe=16 parallel.chunks=2",
+            "(products that work: 1, 2, 4, 5, 8, 10, 16, 20, 40, 80)",
+        ),
+        (
+            "data.seq_length=1020 parallel.context=4",
+            "(products that work: 2, 4, 6, 10, 12, 20, 30, 34, 60, 68, 102, 170, ...)",
+        ),
+    ],
+)
+def test_what_does_not_divide_says_what_would(words: str, works: str) -> None:
+    assert works in refusal(*words.split())
