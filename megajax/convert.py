@@ -18,7 +18,7 @@ from megajax.config.cli import OneLineParser, entry_point
 from megajax.training.huggingface import export_model, import_model
 from megajax.training.megatron import import_megatron
 
-ONLY = {"import": ("words", "interleaved_rope", "ignore_args"), "export": ("step", "dtype")}
+ONLY = {"import": ("words", "interleaved_rope", "draw_heads", "ignore_args"), "export": ("step", "dtype")}
 """What belongs to one of the two."""
 
 
@@ -35,12 +35,15 @@ def main(argv: list[str]) -> None:
     if given.action == "import" and is_megatron(given.source):
         if given.interleaved_rope:
             raise ConfigError("--interleaved-rope is for Hugging Face models: Megatron-LM's say it themselves")
+        if given.draw_heads:
+            raise ConfigError("--draw-heads is for Hugging Face models: leave it out")
         import_megatron(given.source, given.out, given.words, given.ignore_args.split(","))
         print(f"{given.out} is a run with the weights of {given.source}")
     elif given.action == "import":
         if given.ignore_args:
             raise ConfigError("--ignore-args is for checkpoints of Megatron-LM: leave it out")
-        import_model(given.source, given.out, given.words, interleaved_rope=given.interleaved_rope)
+        flags = {"interleaved_rope": given.interleaved_rope, "draw_heads": given.draw_heads}
+        import_model(given.source, given.out, given.words, **flags)
         print(f"{given.out} is a run with the weights of {given.source}")
     else:
         export_model(given.source, given.out, given.step, given.dtype)
@@ -59,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add("words", nargs="*", metavar="KEY=VALUE", help="import: values of the run's configuration")
     add("--out", type=Path, required=True, metavar="DIR", help="the run, or the model, that is made; must not exist")
     add("--interleaved-rope", action="store_true", help="import: rotary pairs are neighbours (LLaMA's first release)")
+    add("--draw-heads", action="store_true", help="import: heads that the files lack are drawn at random")
     what = (
         "import: arguments of Megatron-LM's checkpoint, unknown here, that leave its model alone, with commas between"
     )

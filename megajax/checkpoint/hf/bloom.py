@@ -32,23 +32,31 @@ TABLE: Table = {
 }
 
 
+DEFAULTS = {
+    "vocab_size": 250880, "hidden_size": 64, "n_layer": 2, "n_head": 8, "layer_norm_epsilon": 1e-5,
+    "initializer_range": 0.02, "apply_residual_connection_post_layernorm": False, "hidden_dropout": 0.0,
+    "attention_dropout": 0.0, "tie_word_embeddings": True,
+    "seq_length": 2048,  # which transformers does not ask for: ALiBi knows no longest sequence
+}  # fmt: skip
+ALIASES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "n_embed": "hidden_size"}
+
+
 def read(settings: Settings) -> ModelConfig:
-    """From config.json; old files call the width n_embed and count heads and layers by other names."""
+    """From config.json."""
     settings.only("apply_residual_connection_post_layernorm", False)
-    either = lambda new, old: settings[old if old in settings.values else new]  # noqa: E731
     return ModelConfig(
-        num_layers=either("n_layer", "num_hidden_layers"),
-        hidden_size=either("hidden_size", "n_embed"),
-        num_heads=either("n_head", "num_attention_heads"),
-        max_positions=settings.get("seq_length", 2048),
+        num_layers=settings["n_layer"],
+        hidden_size=settings["hidden_size"],
+        num_heads=settings["n_head"],
+        max_positions=settings["seq_length"],
         vocab_size=settings["vocab_size"],
         positions="alibi",
         embedding_norm=True,
         norm_eps=settings["layer_norm_epsilon"],
-        tied_head=settings.get("tie_word_embeddings", True),
-        hidden_dropout=settings.get("hidden_dropout", 0.0),
-        attention_dropout=settings.get("attention_dropout", 0.0),
-        init_std=settings.get("initializer_range", 0.02),
+        tied_head=settings["tie_word_embeddings"],
+        hidden_dropout=settings["hidden_dropout"],
+        attention_dropout=settings["attention_dropout"],
+        init_std=settings["initializer_range"],
     )
 
 
@@ -71,6 +79,8 @@ def write(model: ModelConfig) -> dict[str, Any]:
 BLOOM = Family(
     model_type="bloom",
     architecture=lambda _: "BloomForCausalLM",
+    defaults=DEFAULTS,
+    aliases=ALIASES,
     read=read,
     write=write,
     table=lambda _: TABLE,

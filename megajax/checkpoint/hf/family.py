@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megajax.checkpoint.hf.settings import Settings
+from pydantic import ValidationError
+
+from megajax.checkpoint.hf.settings import Defaults, Settings
+from megajax.config.base import ConfigError
 from megajax.config.model import ModelConfig
 
 Table = Mapping[str, Mapping[str, str]]
@@ -22,6 +25,8 @@ class Family:
     model_type: str
     architecture: Callable[[ModelConfig], str]
     """Name of the class that loads a model with all that ours has."""
+    defaults: Defaults
+    """The keys that `read` asks for, with the values that transformers takes for missing ones."""
     read: Callable[[Settings], ModelConfig]
     """The model that a config.json describes; raises ConfigError where there is none."""
     write: Callable[[ModelConfig], dict[str, Any]]
@@ -29,7 +34,30 @@ class Family:
     table: Callable[[ModelConfig], Table]
     prefix: str
     """What tensor names begin with unless they were saved without the head."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of keys, which transformers understands as well -> the names in `defaults`."""
     heads: frozenset[str] = frozenset({"head"})
     """Parameters that a file may lack."""
     twins: Mapping[str, str] = field(default_factory=dict)
     """Tensors that some files hold a second time, and their names: as such they are never read."""
+
+    def described(self, values: Mapping[str, Any], tensors: Collection[str] = ()) -> ModelConfig:
+        """The model that a config.json describes, which lies beside tensors of these names.
+
+        Raises:
+            ConfigError: it describes none, or one that has no counterpart here.
+        """
+        for key in ("quantization_config", "per_layer_config"):
+            if values.get(key):
+                raise ConfigError(f"config.json: there is a {key}, which megajax lacks: save the model without it")
+        try:
+            model = self.read(Settings(values, self.defaults, self.aliases, tensors))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise ConfigError(f"config.json: {problem['input']!s:.60} for {where}: {problem['msg']}") from None
+        if values.get("is_causal") not in (None, model.causal):
+            raise ConfigError(f"config.json: is_causal is {values['is_causal']}, which no {self.model_type} is here")
+        if model.head_size == 0:
+            raise ConfigError(f"config.json: {model.num_heads} heads in a width of {model.hidden_size}: correct them")
+        return model

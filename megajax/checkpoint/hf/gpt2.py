@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megajax.checkpoint.hf.family import Family, Table
-from megajax.checkpoint.hf.settings import ACTIVATIONS, Settings, activation_name
+from megajax.checkpoint.hf.settings import ACTIVATIONS, Nullable, Settings, activation_name
 from megajax.config.model import ModelConfig
 
 LAYER = "transformer.h.{layer}"
@@ -30,6 +30,20 @@ TABLE: Table = {
 }
 
 
+DEFAULTS = {
+    "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": Nullable(int),
+    "activation_function": "gelu_new", "resid_pdrop": 0.1, "attn_pdrop": 0.1, "layer_norm_epsilon": 1e-5,
+    "initializer_range": 0.02, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False, "tie_word_embeddings": True,
+}  # fmt: skip
+ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+
+
 def read(settings: Settings) -> ModelConfig:
     """From config.json."""
     settings.only("add_cross_attention", False)
@@ -44,10 +58,10 @@ def read(settings: Settings) -> ModelConfig:
         vocab_size=settings["vocab_size"],
         activation=settings.choose("activation_function", ACTIVATIONS),
         norm_eps=settings["layer_norm_epsilon"],
-        tied_head=settings.get("tie_word_embeddings", True),
-        hidden_dropout=settings.get("resid_pdrop", 0.1),
-        attention_dropout=settings.get("attn_pdrop", 0.1),
-        init_std=settings.get("initializer_range", 0.02),
+        tied_head=settings["tie_word_embeddings"],
+        hidden_dropout=settings["resid_pdrop"],
+        attention_dropout=settings["attn_pdrop"],
+        init_std=settings["initializer_range"],
     )
 
 
@@ -73,6 +87,8 @@ def write(model: ModelConfig) -> dict[str, Any]:
 GPT2 = Family(
     model_type="gpt2",
     architecture=lambda _: "GPT2LMHeadModel",
+    defaults=DEFAULTS,
+    aliases=ALIASES,
     read=read,
     write=write,
     table=lambda _: TABLE,

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 class Incoming:
     """A model about to be imported; what does not fit is found here, before a number is read."""
 
-    def __init__(self, source: Source, moves: Moves, model: ModelConfig, seed: int) -> None:
-        """Match the files with the model; `seed` draws what they lack.
+    def __init__(self, source: Source, moves: Moves, model: ModelConfig, seed: int, *, draw_heads: bool) -> None:
+        """Match the files with the model; `seed` draws the heads that they lack, if `draw_heads` asks for it.
 
         Raises:
             ConfigError: they do not fit.
@@ -31,6 +31,13 @@ class Incoming:
         self._source, self._moves, self._model, self._seed = source, moves, model, seed
         self._matched: Matched = match(source.tensors, moves, source.directory)
         check_kinds(source.tensors, self._matched, moves, source.directory)
+        if self._matched.absent and not draw_heads:
+            absent = [name for move in moves.moves if move.ours in self._matched.absent for name in move.theirs]
+            tied = " (tie_word_embeddings is false)" if "head" in self._matched.absent else ""
+            raise ConfigError(
+                f"{source.directory} lacks {', '.join(absent)}, which config.json asks for{tied}: complete the files, "
+                "or draw them at random (python -m megajax.convert import --draw-heads)"
+            )
 
     def write(self, writer: ParamsWriter) -> None:
         """Read all tensors into the checkpoint that is being written.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from megajax.checkpoint.hf.family import Family, Table
-from megajax.checkpoint.hf.settings import Settings
+from megajax.checkpoint.hf.settings import Nullable, Settings
 from megajax.config.model import ModelConfig
 
 LAYER = "model.layers.{layer}"
@@ -59,6 +59,22 @@ def interleaved(table: Table) -> Table:
     return {ours: {name: turned(name, pattern) for name, pattern in row.items()} for ours, row in table.items()}
 
 
+DEFAULTS = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": Nullable(int), "head_dim": Nullable(int), "hidden_act": "silu",
+    "max_position_embeddings": 2048, "initializer_range": 0.02, "rms_norm_eps": 1e-6, "attention_dropout": 0.0,
+    "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+    "rope_theta": 10_000.0, "rope_scaling": Nullable(dict), "rope_parameters": Nullable(dict),
+    "partial_rotary_factor": Nullable(float), "original_max_position_embeddings": Nullable(int),
+}  # fmt: skip
+"""LLaMA's, and what its relatives say of the same keys besides."""
+ROPE = {
+    "rope_type": Nullable(str), "type": Nullable(str), "rope_theta": Nullable(float), "factor": Nullable(float),
+    "low_freq_factor": Nullable(float), "high_freq_factor": Nullable(float),
+    "original_max_position_embeddings": Nullable(int), "partial_rotary_factor": Nullable(float),
+}  # fmt: skip
+
+
 def read_shape(settings: Settings) -> dict[str, Any]:
     """What LLaMA and its relatives have in common, as fields of a `ModelConfig`."""
     settings.only("hidden_act", "silu")
@@ -77,9 +93,9 @@ def read_shape(settings: Settings) -> dict[str, Any]:
         "norm_eps": settings["rms_norm_eps"],
         "activation": "swiglu",
         "bias": False,
-        "tied_head": settings.get("tie_word_embeddings", False),
-        "attention_dropout": settings.get("attention_dropout", 0.0),
-        "init_std": settings.get("initializer_range", 0.02),
+        "tied_head": settings["tie_word_embeddings"],
+        "attention_dropout": settings["attention_dropout"],
+        "init_std": settings["initializer_range"],
     }
 
 
@@ -104,13 +120,15 @@ def write_shape(model: ModelConfig) -> dict[str, Any]:
 
 
 def _read_rope(settings: Settings) -> dict[str, Any]:
-    """`rope_parameters` is the newer form of `rope_theta` and `rope_scaling`."""
-    key = "rope_parameters" if settings.get("rope_parameters") else "rope_scaling"
-    rope = Settings(settings.get(key, {}))
+    """`rope_parameters` is the newer form of `rope_theta` and `rope_scaling`, of which the older one counts."""
+    key = "rope_scaling" if settings.get("rope_scaling") else "rope_parameters"
+    rope = Settings(settings.get(key) or {}, ROPE, within=f"{key}.")
+    if unknown := rope.values.keys() - ROPE.keys():
+        settings.refuse(key, f"no {sorted(unknown)[0]} there")
     for where in (settings, rope):
-        where.only("partial_rotary_factor", 1.0)
-    base = rope.get("rope_theta", settings.get("rope_theta", 10_000.0))
-    match rope.get("rope_type", rope.get("type", "default")):
+        where.only("partial_rotary_factor", None, 1.0)
+    base = rope.get("rope_theta") or settings["rope_theta"]
+    match rope.get("rope_type") or rope.get("type") or "default":
         case "default":
             return {"rope_base": base}
         case "llama3":
@@ -119,7 +137,9 @@ def _read_rope(settings: Settings) -> dict[str, Any]:
                 "rope_scaling_factor": rope["factor"],
                 "rope_low_frequency": rope["low_freq_factor"],
                 "rope_high_frequency": rope["high_freq_factor"],
-                "rope_original_positions": rope["original_max_position_embeddings"],
+                "rope_original_positions": settings.get("original_max_position_embeddings")
+                or rope.get("original_max_position_embeddings")
+                or settings["max_position_embeddings"],
             }
         case _:
             settings.refuse(key, "rope_type default and llama3")
@@ -141,7 +161,7 @@ def _write_rope(model: ModelConfig) -> dict[str, Any]:
 
 def read(settings: Settings) -> ModelConfig:
     """From config.json."""
-    bias = settings.get("attention_bias", False)
+    bias = settings["attention_bias"]
     settings.only("mlp_bias", bias)
     return ModelConfig(**read_shape(settings) | {"bias": bias})
 
@@ -154,6 +174,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 LLAMA = Family(
     model_type="llama",
     architecture=lambda _: "LlamaForCausalLM",
+    defaults=DEFAULTS,
     read=read,
     write=write,
     table=lambda _: TABLE,

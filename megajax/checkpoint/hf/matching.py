@@ -9,6 +9,7 @@ from typing import NamedTuple
 from megajax.checkpoint.hf.moves import Moves
 from megajax.checkpoint.hf.source import DTYPES, Tensor
 from megajax.config.base import ConfigError
+from megajax.config.model import ModelConfig
 
 BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$|(^|\.)position_ids$")
 """Constants that old files hold beside the weights."""
@@ -23,6 +24,20 @@ class Matched(NamedTuple):
     """A tensor of the file that is held twice -> the family's name of the one that counts."""
     absent: frozenset[str]
     """Our parameters that it lacks."""
+
+
+def check_count(tensors: Collection[str], model: ModelConfig, where: object) -> None:
+    """Refuse a model of more layers (and experts) than there are tensors, before it is laid out one by one.
+
+    Raises:
+        ConfigError: it is such a model.
+    """
+    wanted = model.num_layers * max(1, model.experts) + (model.encoder_layers or 0)
+    if wanted > len(tensors):
+        raise ConfigError(
+            f"{where} holds {len(tensors)} tensors, too few for the {model.num_layers} layers of config.json: "
+            "one of them is wrong"
+        )
 
 
 def match(tensors: Collection[str], moves: Moves, where: object) -> Matched:
@@ -42,14 +57,18 @@ def match(tensors: Collection[str], moves: Moves, where: object) -> Matched:
     for ours, name in missing.items():
         some = any(their in names for move in moves.moves if move.ours == ours for their in move.theirs)
         if some or ours not in moves.family.heads:
-            raise ConfigError(f"{where} lacks the tensor {name}: download or save the model completely")
+            raise ConfigError(
+                f"{where} lacks the tensor {name}, which config.json asks for: "
+                "download or save the model completely, or correct config.json"
+            )
     twins = {}
     for name in sorted(set(tensors) - set(names.values())):
         if base := _twins(moves).get(name):
             twins[name] = base
         elif not BUFFERS.search(name):
             raise ConfigError(
-                f"{where} holds {name}, which no {moves.family.model_type} of megajax has: save the model without it"
+                f"{where} holds the tensor {name}, which a {moves.family.model_type} as config.json has it does not: "
+                "correct config.json, or save the model without it"
             )
     return Matched(names, twins, frozenset(missing))
 
@@ -65,7 +84,9 @@ def check_kinds(tensors: Mapping[str, Tensor], matched: Matched, moves: Moves, w
             continue
         tensor = tensors[matched.names[name]]
         if tensor.shape != shape:
-            raise ConfigError(f"{where}: {name} is {tensor.shape}, config.json says {shape}: one of them is wrong")
+            raise ConfigError(
+                f"{where}: {name} in {tensor.file} is {tensor.shape}, config.json says {shape}: one of them is wrong"
+            )
         if tensor.dtype not in DTYPES:
             raise ConfigError(f"{where}: {name} is {tensor.dtype}: save the model as one of {', '.join(DTYPES)}")
 

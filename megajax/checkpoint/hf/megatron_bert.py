@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from megajax.checkpoint.hf.bert import BERT_HEADS, BERT_TWINS, HEADS, encoder_table, read_shape, write_shape
+from megajax.checkpoint.hf.bert import BERT_HEADS, BERT_TWINS, DEFAULTS, HEADS, encoder_table, read_shape, write_shape
 from megajax.checkpoint.hf.family import Family, Table
 from megajax.checkpoint.hf.settings import Settings
 from megajax.config.model import ModelConfig
 
 TABLE: Table = {**encoder_table("bert", attention_norm="attention.ln", mlp_norm="ln"), **BERT_HEADS}
+
+SIZES = {
+    "vocab_size": 29056,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
 
 
 def read(settings: Settings) -> ModelConfig:
@@ -18,6 +26,7 @@ def read(settings: Settings) -> ModelConfig:
 MEGATRON_BERT = Family(
     model_type="megatron-bert",
     architecture=lambda model: "MegatronBertForPreTraining" if model.pair_task else "MegatronBertForMaskedLM",
+    defaults=DEFAULTS | SIZES,
     read=read,
     write=write_shape,
     table=lambda _: TABLE,

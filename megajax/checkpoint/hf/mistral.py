@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from megajax.checkpoint.hf.family import Family
-from megajax.checkpoint.hf.llama import TABLE, TWINS, read_shape, write_shape
-from megajax.checkpoint.hf.settings import Settings
+from megajax.checkpoint.hf.llama import DEFAULTS, TABLE, TWINS, read_shape, write_shape
+from megajax.checkpoint.hf.settings import Nullable, Settings
 from megajax.config.model import ModelConfig
+
+OWN = {
+    "intermediate_size": 14336,
+    "num_key_value_heads": Nullable(int, 8),
+    "max_position_embeddings": 131072,
+    "sliding_window": Nullable(int, 4096),
+}
 
 
 def read(settings: Settings) -> ModelConfig:
@@ -23,6 +30,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 MISTRAL = Family(
     model_type="mistral",
     architecture=lambda _: "MistralForCausalLM",
+    defaults=DEFAULTS | OWN,
     read=read,
     write=write,
     table=lambda _: TABLE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from megajax.checkpoint.hf.family import Family, Table
-from megajax.checkpoint.hf.llama import LAYER, TWINS, WITHOUT_MLP, read_shape, write_shape
-from megajax.checkpoint.hf.settings import Settings
+from megajax.checkpoint.hf.llama import DEFAULTS, LAYER, TWINS, WITHOUT_MLP, read_shape, write_shape
+from megajax.checkpoint.hf.settings import Nullable, Settings
 from megajax.config.model import ModelConfig
 
 MIXTURE = f"{LAYER}.block_sparse_moe"
@@ -18,6 +18,12 @@ TABLE: Table = {
     "blocks.mlp.fc2": {f"{EXPERT}.w2.weight": "D X -> X D"},
 }
 
+OWN = {
+    "intermediate_size": 14336, "num_key_value_heads": Nullable(int, 8), "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": Nullable(int), "num_experts_per_tok": 2,
+    "num_local_experts": 8, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
+}  # fmt: skip
+
 
 def read(settings: Settings) -> ModelConfig:
     """From config.json."""
@@ -27,7 +33,7 @@ def read(settings: Settings) -> ModelConfig:
         window=settings.get("sliding_window"),
         experts=settings["num_local_experts"],
         experts_per_token=settings["num_experts_per_tok"],
-        balance_loss=settings.get("router_aux_loss_coef", 0.0),
+        balance_loss=settings["router_aux_loss_coef"],
     )
 
 
@@ -46,6 +52,8 @@ def write(model: ModelConfig) -> dict[str, Any]:
 MIXTRAL = Family(
     model_type="mixtral",
     architecture=lambda _: "MixtralForCausalLM",
+    defaults=DEFAULTS | OWN,
+    aliases={"num_experts": "num_local_experts"},
     read=read,
     write=write,
     table=lambda _: TABLE,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from megajax.checkpoint.hf.family import Family, Table
-from megajax.checkpoint.hf.llama import MLP, TWINS, WITHOUT_MLP, read_shape, write_shape
-from megajax.checkpoint.hf.qwen import read_window, write_window
-from megajax.checkpoint.hf.settings import Settings
+from megajax.checkpoint.hf.llama import DEFAULTS, MLP, TWINS, WITHOUT_MLP, read_shape, write_shape
+from megajax.checkpoint.hf.qwen import SIZES, WINDOW, read_window, write_window
+from megajax.checkpoint.hf.settings import Nullable, Settings
 from megajax.config.model import ModelConfig
 
 EXPERT = f"{MLP}.experts.{{expert}}"
@@ -23,25 +23,37 @@ TABLE: Table = {
 }
 
 
+MIXTURE = SIZES | {
+    "hidden_size": 2048, "num_hidden_layers": 24, "num_experts_per_tok": 4, "norm_topk_prob": False,
+    "router_aux_loss_coef": 0.001, "decoder_sparse_step": 1, "mlp_only_layers": Nullable(list),
+}  # fmt: skip
+QWEN2 = {
+    "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": Nullable(int, 16), "num_experts": 60,
+    "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "qkv_bias": True,
+}  # fmt: skip
+QWEN3 = {
+    "intermediate_size": 6144, "num_attention_heads": 32, "num_key_value_heads": Nullable(int, 4), "num_experts": 128,
+    "moe_intermediate_size": 768, "num_experts_per_tok": 8, "use_sliding_window": False,
+    "sliding_window": Nullable(int, 4096),
+}  # fmt: skip
+
+
 def _read_mixture(settings: Settings) -> dict[str, Any]:
     settings.only("decoder_sparse_step", 1)
     settings.only("mlp_only_layers", [], None)
-    key = "num_experts" if "num_experts" in settings.values else "num_local_experts"
     return {
         **read_shape(settings),
-        "window": read_window(settings),
-        "experts": settings[key],
+        "experts": settings["num_experts"],
         "experts_per_token": settings["num_experts_per_tok"],
         "expert_ffn_size": settings["moe_intermediate_size"],
-        "router_renormalize": settings.get("norm_topk_prob", False),
-        "balance_loss": settings.get("router_aux_loss_coef", 0.0),
+        "router_renormalize": settings["norm_topk_prob"],
+        "balance_loss": settings["router_aux_loss_coef"],
     }
 
 
 def _write_mixture(model: ModelConfig) -> dict[str, Any]:
     return {
         **write_shape(model),
-        **write_window(model),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "num_experts": model.experts,
@@ -56,7 +68,8 @@ def read_qwen2(settings: Settings) -> ModelConfig:
     """From config.json."""
     return ModelConfig(
         **_read_mixture(settings),
-        qkv_bias=settings.get("qkv_bias", True),
+        window=read_window(settings, first_layers=True),
+        qkv_bias=settings["qkv_bias"],
         shared_ffn_size=settings["shared_expert_intermediate_size"],
         shared_gate=True,
     )
@@ -66,6 +79,7 @@ def write_qwen2(model: ModelConfig) -> dict[str, Any]:
     """To config.json."""
     return {
         **_write_mixture(model),
+        **write_window(model),
         "qkv_bias": model.has_qkv_bias,
         "shared_expert_intermediate_size": model.shared_ffn_size,
     }
@@ -74,12 +88,23 @@ def write_qwen2(model: ModelConfig) -> dict[str, Any]:
 def read_qwen3(settings: Settings) -> ModelConfig:
     """From config.json."""
     settings.only("attention_bias", False)
-    return ModelConfig(**_read_mixture(settings), qk_norm=True)
+    window = settings.get("sliding_window") if settings["use_sliding_window"] else None
+    return ModelConfig(**_read_mixture(settings), window=window, qk_norm=True)
+
+
+def write_qwen3(model: ModelConfig) -> dict[str, Any]:
+    """To config.json; the window is that of all layers."""
+    return {
+        **_write_mixture(model),
+        "use_sliding_window": model.window is not None,
+        "sliding_window": model.window,
+    }
 
 
 QWEN2_MOE = Family(
     model_type="qwen2_moe",
     architecture=lambda _: "Qwen2MoeForCausalLM",
+    defaults=DEFAULTS | WINDOW | MIXTURE | QWEN2,
     read=read_qwen2,
     write=write_qwen2,
     table=lambda _: TABLE,
@@ -89,8 +114,10 @@ QWEN2_MOE = Family(
 QWEN3_MOE = Family(
     model_type="qwen3_moe",
     architecture=lambda _: "Qwen3MoeForCausalLM",
+    defaults=DEFAULTS | MIXTURE | QWEN3,
+    aliases={"num_local_experts": "num_experts"},
     read=read_qwen3,
-    write=_write_mixture,
+    write=write_qwen3,
     table=lambda _: TABLE,
     prefix="model.",
     twins=TWINS,

@@ -1,9 +1,12 @@
-"""Reading a config.json: what it says is taken, and what has no counterpart here is refused by name."""
+"""Reading a config.json: what it says is taken, what it leaves out is what transformers takes it for, and what has no
+counterpart here is refused by name.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from megajax.config.base import ConfigError
 from megajax.config.model import Activation, ModelConfig
@@ -25,31 +28,91 @@ def activation_name(model: ModelConfig) -> str:
     return next((theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation), "")
 
 
+class Nullable(NamedTuple):
+    """A key that may be null, which is another thing than leaving it out where it has a default."""
+
+    kind: type
+    """What it is where it is not null."""
+    default: Any = None
+
+
+Defaults = Mapping[str, Any]
+"""Every key that is read -> the value that it has in transformers where a file leaves it out."""
+KINDS = {
+    int: "a whole number of 32 bits",
+    float: "a number",
+    bool: "true or false",
+    str: "a word",
+    list: "a list",
+    dict: "an object",
+}
+
+
 class Settings:
     """The values of one config.json, and the names of the tensors beside it."""
 
-    def __init__(self, values: Mapping[str, Any], tensors: Collection[str] = ()) -> None:
-        """`tensors` says which of the optional parts of a model there are."""
-        self.values = values
-        self._tensors = tensors
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        defaults: Defaults,
+        aliases: Mapping[str, str] | None = None,
+        tensors: Collection[str] = (),
+        within: str = "",
+    ) -> None:
+        """Take the values as they are; each is checked when it is asked for.
+
+        Args:
+            values: the file.
+            defaults: the keys that are asked for, and their defaults.
+            aliases: other names of such keys.
+            tensors: names of the tensors, which say which of the optional parts of a model there are.
+            within: what keys begin with in messages.
+
+        Raises:
+            ConfigError: a key and its alias are there with different values.
+        """
+        self.values = dict(values)
+        for alias, key in (aliases or {}).items():
+            if alias in values and self.values.setdefault(key, values[alias]) != values[alias]:
+                one, other = _short(values[key]), _short(values[alias])
+                raise ConfigError(
+                    f"config.json: {key} is {one} and {alias}, which means the same, {other}: leave one out"
+                )
+        self._defaults, self._tensors, self._within = defaults, tensors, within
+
+    def get(self, key: str) -> Any:
+        """A value, or its default where it is missing; None where it is null and may be.
+
+        Raises:
+            ConfigError: it is null and may not be, or something else than a value of its kind.
+        """
+        default = self._defaults[key]
+        kind, default = default if isinstance(default, Nullable) else (type(default), default)
+        value = self.values.get(key, default)
+        if value is None and isinstance(self._defaults[key], Nullable):
+            return None
+        if not _is(value, kind):
+            raise ConfigError(f"config.json: {self._within}{key} is {_short(value)}, not {KINDS[kind]}: correct it")
+        return value
 
     def __getitem__(self, key: str) -> Any:
-        if self.values.get(key) is None:
-            raise ConfigError(f"config.json lacks {key}: complete it")
-        return self.values[key]
+        """The same of a key that something else needs: it is never None.
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """A value, or the default where it is missing or null."""
-        value = self.values.get(key)
-        return default if value is None else value
+        Raises:
+            ConfigError: it is.
+        """
+        value = self.get(key)
+        if value is None:
+            raise ConfigError(f"config.json lacks {self._within}{key}: complete it")
+        return value
 
     def only(self, key: str, *known: Any) -> None:
-        """Refuse every other value of a key; it may be missing.
+        """Refuse every other value of a key, its default included.
 
         Raises:
             ConfigError: it is another one.
         """
-        if key in self.values and self.values[key] not in known:
+        if self.get(key) not in known:
             self.refuse(key, " or ".join(map(str, known)))
 
     def choose(self, key: str, known: Mapping[str, T]) -> T:
@@ -64,8 +127,23 @@ class Settings:
 
     def refuse(self, key: str, known: str) -> None:
         """Raise the ConfigError that there is no counterpart of a key's value."""
-        raise ConfigError(f"config.json: {key} is {self.values[key]}, which megajax lacks: it has {known}")
+        raise ConfigError(
+            f"config.json: {self._within}{key} is {_short(self.get(key))}, which megajax lacks: it has {known}"
+        )
 
     def has(self, tensor: str) -> bool:
         """Whether a tensor of this name is there, behind whatever prefix."""
         return any(name == tensor or name.endswith(f".{tensor}") for name in self._tensors)
+
+
+def _is(value: Any, kind: type) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31
+    return isinstance(value, kind)
+
+
+def _short(value: Any) -> str:
+    text = "null" if value is None else repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megajax.checkpoint.hf.family import Family, Table
-from megajax.checkpoint.hf.settings import Settings
+from megajax.checkpoint.hf.settings import Nullable, Settings
 from megajax.config.model import Activation, ModelConfig
 
 FEED_FORWARD: dict[str, Activation] = {"relu": "relu", "gated-gelu": "geglu", "gated-silu": "swiglu"}
@@ -59,32 +59,59 @@ def table(model: ModelConfig) -> Table:
     }
 
 
+DEFAULTS = {
+    "vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6,
+    "num_decoder_layers": Nullable(int), "num_heads": 8, "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128, "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu", "dense_act_fn": Nullable(str), "is_gated_act": Nullable(bool), "is_decoder": False,
+    "tie_word_embeddings": Nullable(bool, True), "scale_decoder_outputs": True,
+    "n_positions": 512,  # which transformers does not ask for: relative positions know no longest sequence
+}  # fmt: skip
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
+
+
 def read(settings: Settings) -> ModelConfig:
     """From config.json. What 1.1 says with tie_word_embeddings, newer files say with scale_decoder_outputs."""
-    tied = settings.get("scale_decoder_outputs", settings.get("tie_word_embeddings", True))
+    settings.only("is_decoder", False)
+    activation = settings.choose("feed_forward_proj", FEED_FORWARD)
+    for key, value in _parts(activation).items():  # transformers writes them, and believes them more than the whole
+        settings.only(key, None, value)
+    older, newer = settings.get("tie_word_embeddings"), settings["scale_decoder_outputs"]
+    tied = newer if "scale_decoder_outputs" in settings.values else older is not False
     layers = settings["num_layers"]
     return ModelConfig(
         family="t5",
-        num_layers=settings.get("num_decoder_layers", layers),
+        num_layers=settings.get("num_decoder_layers") or layers,
         encoder_layers=layers,
         hidden_size=settings["d_model"],
         num_heads=settings["num_heads"],
         head_dim=settings["d_kv"],
         ffn_hidden_size=settings["d_ff"],
-        max_positions=settings.get("n_positions", 512),
+        max_positions=settings["n_positions"],
         vocab_size=settings["vocab_size"],
         positions="relative",
         relative_buckets=settings["relative_attention_num_buckets"],
-        relative_max_distance=settings.get("relative_attention_max_distance", 128),
+        relative_max_distance=settings["relative_attention_max_distance"],
         attention_scale=1.0,
         norm="rmsnorm",
         norm_eps=settings["layer_norm_epsilon"],
-        activation=settings.choose("feed_forward_proj", FEED_FORWARD),
+        activation=activation,
         bias=False,
         tied_head=tied,
-        hidden_dropout=settings.get("dropout_rate", 0.1),
-        attention_dropout=settings.get("dropout_rate", 0.1),
+        hidden_dropout=settings["dropout_rate"],
+        attention_dropout=settings["dropout_rate"],
     )
+
+
+def _parts(activation: Activation) -> dict[str, Any]:
+    """What newer files say of the non-linearity beside its whole name."""
+    functions = {"relu": "relu", "geglu": "gelu_new", "swiglu": "silu"}
+    return {"dense_act_fn": functions.get(activation, ""), "is_gated_act": activation != "relu"}
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
@@ -104,7 +131,9 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "relative_attention_max_distance": model.relative_max_distance,
         "layer_norm_epsilon": model.norm_eps,
         "feed_forward_proj": names.get(model.activation, ""),
+        **_parts(model.activation),
         "tie_word_embeddings": model.tied_head,
+        "scale_decoder_outputs": model.tied_head,
         "dropout_rate": model.hidden_dropout,
     }
 
@@ -112,6 +141,8 @@ def write(model: ModelConfig) -> dict[str, Any]:
 T5 = Family(
     model_type="t5",
     architecture=lambda _: "T5ForConditionalGeneration",
+    defaults=DEFAULTS,
+    aliases=ALIASES,
     read=read,
     write=write,
     table=table,

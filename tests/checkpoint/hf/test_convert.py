@@ -142,7 +142,9 @@ def test_missing_heads_are_drawn_and_left_out_again(tmp_path: Path, caplog: pyte
     source = made(tmp_path / "source", "bert")
     weights = {name: value for name, value in tensors("bert", MODELS["bert"]).items() if not name.startswith("cls.")}
     save_file(weights, source / "model.safetensors", {"format": "pt"})
-    import_model(source, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"lacks .*cls\.predictions\.transform\.dense\.weight.*--draw-heads"):
+        import_model(source, tmp_path / "run")
+    import_model(source, tmp_path / "run", draw_heads=True)
     assert "lacks head_bias, pair_bias, pair_head, transform, " in caplog.text
     state, _ = restored(tmp_path / "run", vocab_multiple=1)
     assert 0.015 < np.std(state.transform) < 0.025 and not state.pair_bias[...].any()  # model.init_std is 0.02
@@ -171,8 +173,14 @@ def test_a_tied_head_may_be_there_twice(tmp_path: Path) -> None:
     [
         ({"transformer.wte.weight": None}, "lacks the tensor transformer.wte.weight"),
         ({"transformer.h.1.ln_1.bias": None}, "lacks the tensor transformer.h.1.ln_1.bias"),
-        ({"transformer.h.2.ln_1.bias": np.zeros(16, np.float32)}, "holds transformer.h.2.ln_1.bias, which no gpt2"),
-        ({"transformer.ln_f.bias": np.zeros(15, np.float32)}, r"ln_f.bias is \(15,\), config.json says \(16,\)"),
+        (
+            {"transformer.h.2.ln_1.bias": np.zeros(16, np.float32)},
+            "holds the tensor transformer.h.2.ln_1.bias, which a gpt2 as config.json has it",
+        ),
+        (
+            {"transformer.ln_f.bias": np.zeros(15, np.float32)},
+            r"ln_f.bias in model.safetensors is \(15,\), config.json says \(16,\)",
+        ),
         ({"transformer.ln_f.bias": np.zeros(16, np.int8)}, "ln_f.bias is I8: save the model as one of F32, BF16, F16"),
     ],
 )
@@ -190,6 +198,63 @@ def test_tensors_that_do_not_fit(
         import_model(source, tmp_path / "run")
     assert line.startswith("megajax: error: ")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "said"),
+    [
+        (
+            "llama",
+            {"attention_bias": True, "mlp_bias": True},
+            r"lacks the tensor model.layers.*self_attn.o_proj.bias, wh",
+        ),
+        ("llama", {"num_hidden_layers": 1}, r"holds the tensor model.layers.1.*as config.json has it does not"),
+        ("llama", {"num_hidden_layers": 3}, r"lacks the tensor model.layers.2.*which config.json asks for"),
+        ("llama", {"num_hidden_layers": 10**9}, "holds 21 tensors, too few for the 1000000000 layers of config.json"),
+        ("llama", {"hidden_size": 24}, r"in model.safetensors is .*, config.json says"),
+        (
+            "llama",
+            {"vocab_size": 51},
+            r"weight in model.safetensors is \(50, 16\), config.json says \(51, 16\)",
+        ),
+        (
+            "llama",
+            {"tie_word_embeddings": True},
+            "lm_head.weight differs from model.embed_tokens.weight, which config.jso",
+        ),
+        ("gpt2", {"tie_word_embeddings": False}, r"lacks lm_head.weight, which .* \(tie_word_embeddings is false\)"),
+        ("qwen2", {"model_type": "llama"}, "holds the tensor model.layers.0.self_attn.k_proj.bias, which a llama as"),
+        ("llama", {"model_type": ["llama"]}, r"model_type is \['llama'\], which megajax lacks"),
+        ("llama", {"eos_token_id": [1, "2"]}, r"config.json: eos_token_id is \[1, '2'\], no id"),
+    ],
+)
+def test_settings_and_tensors_that_contradict_each_other(
+    model_type: str, changes: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that names both, exit code 2, nothing half written."""
+    source = made(tmp_path / "source", model_type)
+    change(source, **changes)
+    assert main(["import", str(source), "--out", str(tmp_path / "run")]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("megajax: error: ")]
+    assert re.search(said, line), line
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "3", '"llama"', "{", "{}", '{"model_type": "opt"}'])
+def test_files_that_are_no_settings(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = made(tmp_path / "source")
+    (source / "config.json").write_text(text)
+    assert main(["import", str(source), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("megajax: error: ") and error.count("\n") == 1 and "config.json" in error
+
+
+def test_numbers_of_another_dtype_than_the_settings_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They are taken as the files hold them, and that is said."""
+    source = made(tmp_path / "source", dtype=jnp.bfloat16)
+    change(source, torch_dtype="float32")
+    import_model(source, tmp_path / "run")
+    assert "config.json says float32, most tensors are BF16: taken as they are" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from megajax.checkpoint.hf.source import Tensor, open_source
 from megajax.checkpoint.hf.target import Target, in_shards
@@ -71,8 +71,73 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no model\.safetensors"), open_source(source):
         pass
     (source / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
-    with pytest.raises(ConfigError, match=r"one.safetensors: no such file"), open_source(source):
+    with (
+        pytest.raises(ConfigError, match=r"index.json names one.safetensors, and there is no such file"),
+        open_source(source),
+    ):
         pass
     (source / "config.json").unlink()
     with pytest.raises(ConfigError, match="give the directory of a Hugging Face model"), open_source(source):
         pass
+
+
+def sharded(directory: Path) -> Path:
+    """A model in two files, with their index."""
+    source = made(directory)
+    values = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    names = sorted(values)
+    halves = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for file, part in halves.items():
+        save_file({name: values[name] for name in part}, source / file)
+    weight_map = {name: file for file, part in halves.items() for name in part}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return source
+
+
+def refused(source: Path, said: str) -> None:
+    """The model cannot be opened, and the line says this."""
+    with pytest.raises(ConfigError, match=said) as caught, open_source(source):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_is_there_twice_must_be_one(tmp_path: Path) -> None:
+    """An index with its files beside a single file: the same numbers are one model, others are refused."""
+    source = sharded(tmp_path / "model")
+    made(tmp_path / "whole")
+    single = source / "model.safetensors"
+    single.write_bytes((tmp_path / "whole/model.safetensors").read_bytes())
+    with open_source(source) as opened:
+        assert {tensor.file for tensor in opened.tensors.values()} == {"one.safetensors", "two.safetensors"}
+    values = load_file(single)
+    values["transformer.ln_f.bias"][3] += 1
+    save_file(values, single)
+    refused(
+        source, r"two models, model.safetensors and the files of .*index.json, which differ in transformer.ln_f.bias"
+    )
+    del values["transformer.ln_f.bias"]
+    save_file(values, single)
+    refused(source, r"differ in transformer.ln_f.bias")
+
+
+def test_an_index_that_contradicts_its_files(tmp_path: Path) -> None:
+    """Files that are missing, tensors elsewhere or twice, and what is no index."""
+    source = sharded(tmp_path / "model")
+    index = source / "model.safetensors.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    name = "transformer.ln_f.bias"
+    other = {"one.safetensors": "two.safetensors", "two.safetensors": "one.safetensors"}[places[name]]
+    index.write_text(json.dumps({"weight_map": places | {name: other}}))
+    refused(source, f"index.json says that {other} holds {name}, which it does not")
+    for wrong in ({}, {"weight_map": []}, {"weight_map": {}}):
+        index.write_text(json.dumps(wrong))
+        refused(source, "index.json has no weight_map")
+    for file in ("../model/one.safetensors", 3, None):
+        index.write_text(json.dumps({"weight_map": places | {name: file}}))
+        refused(source, "is no name of a file for transformer.ln_f.bias")
+    index.write_text(json.dumps({"weight_map": places}))
+    save_file(load_file(source / other) | {name: np.zeros(16, np.float32)}, source / other)
+    refused(source, f"one.safetensors and two.safetensors both hold {name}")
+    (source / other).unlink()
+    refused(source, f"index.json names {other}, and there is no such file")
