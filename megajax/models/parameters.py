@@ -41,6 +41,29 @@ def logical_axes(leaf: Any) -> tuple[str | None, ...]:
     return (*("chunks", "layers")[2 + len(axes) - len(leaf.shape) :], *axes)
 
 
+def part_sizes(axes: tuple[str, ...], shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """The matrices that a fused weight is made of: the dimension that they share, and how much of it each has.
+
+    Queries, keys and values ([..., G + 2, ...], of T5's memory keys and values alone) are three matrices, gate and up
+    are two; any other weight is one.
+
+    Args:
+        axes: logical axes of one layer's weight.
+        shape: of the weight, stacking dimensions in front or not.
+    """
+    for axis, sizes in _FUSED.items():
+        if axis in axes:
+            dim = len(shape) - len(axes) + axes.index(axis)
+            return dim, tuple(size for size in sizes(shape[dim]) if size)
+    return len(shape) - 1, shape[-1:]
+
+
+_FUSED: dict[str, Callable[[int], tuple[int, ...]]] = {
+    "qkv_in_group": lambda size: (size - 2, 1, 1),
+    "gate_up": lambda size: (1,) * size,
+}
+
+
 def roles(model: T) -> T:
     """Role of every parameter: "matrix", "embedding", "bias" or "norm"."""
     return annotate(model, lambda _, param: param.get_metadata()["role"])

@@ -17,6 +17,9 @@ State is one flat NamedTuple of optax (`count`, `mu`, `nu` as the rule needs), w
 parameters, so shardings and checkpoints treat them alike. muon has two such tuples (`MuonAdamWState`); a parameter that
 one of them does not own is None there, which is no leaf at all.
 
+muon orthogonalises every matrix by itself, as Megatron-LM does by default: queries, keys and values of a fused weight,
+gate and up, each expert and each layer.
+
 Shapes: L layers (and any other stacking) leading; D embed, N heads, K kv heads, H head dim, F mlp.
 """
 
@@ -27,12 +30,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax.contrib import MuonDimensionNumbers, MuonState, scale_by_muon
 
 from megajax.config.optim import OptimConfig
+from megajax.models.parameters import part_sizes
 
 DECAYED_ROLES = ("matrix", "embedding")
+EMBED_AXES = ("embed", "expert_embed")
+"""Logical axes of the dimension that a matrix shares with the residual stream."""
 MUON_RMS = 0.2
 """Root mean square of muon's update: like AdamW's, so that one learning rate serves both (2502.16982, eq. 4)."""
 
@@ -78,43 +85,67 @@ def _muon_and_adamw(config: OptimConfig, roles: PyTree, axes: PyTree) -> optax.G
     """Muon with Nesterov momentum and 5 Newton-Schulz iterations on the matrices (Jordan 2024), AdamW on the rest."""
     adamw = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
 
+    # A matrix has two sides: a vector that decays (the gate of a shared expert) is for AdamW.
+    is_matrix = jax.tree.map(lambda role, names: role == "matrix" and len(names) > 1, roles, axes)
+
     def split(tree: PyTree) -> tuple[PyTree, PyTree]:
-        matrices = jax.tree.map(lambda role, x: x if role == "matrix" else None, roles, tree)
-        others = jax.tree.map(lambda role, x: None if role == "matrix" else x, roles, tree)
+        matrices = jax.tree.map(lambda matrix, x: x if matrix else None, is_matrix, tree)
+        others = jax.tree.map(lambda matrix, x: None if matrix else x, is_matrix, tree)
         return matrices, others
 
     matrix_axes, _ = split(axes)
 
-    def dimensions(matrices: PyTree) -> PyTree:
-        return jax.tree.map(lambda x, names: matrix_dimensions(names, x.ndim), matrices, matrix_axes)
+    def apart(matrices: PyTree) -> PyTree:
+        return jax.tree.map(_unfused, matrices, matrix_axes)
 
-    muon = scale_by_muon(beta=config.momentum, weight_dimension_numbers=dimensions)
+    def together(parts: PyTree, matrices: PyTree) -> PyTree:
+        return jax.tree.map(lambda x, names, parts: _fused(parts, names, x.shape), matrices, matrix_axes, parts)
+
+    def dimensions(parts: PyTree, matrices: PyTree) -> PyTree:
+        sides = lambda x, names, parts: [matrix_dimensions(names, x.ndim)] * len(parts)  # noqa: E731
+        return jax.tree.map(sides, matrices, matrix_axes, parts)
 
     def init(params: PyTree) -> MuonAdamWState:
         matrices, others = split(params)
-        return MuonAdamWState(muon.init(matrices), adamw.init(others))
+        return MuonAdamWState(scale_by_muon().init(matrices), adamw.init(others))
 
     def update(grads: PyTree, state: MuonAdamWState, params: PyTree | None = None) -> tuple[PyTree, MuonAdamWState]:
         matrices, others = split(grads)
-        orthogonal, muon_state = muon.update(matrices, state.muon)
-        u_matrices = jax.tree.map(_scale_to_rms, orthogonal, dimensions(orthogonal))
+        # Moments are kept like the weights, and taken apart for the update.
+        parts, moments = apart(matrices), state.muon._replace(mu=apart(state.muon.mu))
+        dims = dimensions(parts, matrices)
+        muon = scale_by_muon(beta=config.momentum, weight_dimension_numbers=dims)
+        orthogonal, moments = muon.update(parts, moments)
+        u_matrices = together(jax.tree.map(_scale_to_rms, orthogonal, dims), matrices)
         u_others, adamw_state = adamw.update(others, state.adamw)
-        merged = jax.tree.map(lambda role, m, o: m if role == "matrix" else o, roles, u_matrices, u_others)
-        return merged, MuonAdamWState(muon_state, adamw_state)
+        merged = jax.tree.map(lambda matrix, m, o: m if matrix else o, is_matrix, u_matrices, u_others)
+        return merged, MuonAdamWState(moments._replace(mu=together(moments.mu, matrices)), adamw_state)
 
     return optax.GradientTransformation(init, update)
 
 
-def matrix_dimensions(axes: tuple[str, ...], ndim: int) -> MuonDimensionNumbers:
-    """Which dimensions of a weight are the rows and columns of its matrix; leading (stacking) ones are a batch.
+def _unfused(x: jax.Array, axes: tuple[str, ...]) -> list[jax.Array]:
+    """The matrices that a weight is made of."""
+    dim, sizes = part_sizes(axes, x.shape)
+    return jnp.split(x, np.cumsum(sizes)[:-1], axis=dim)
 
-    A block weight maps from or to the residual stream, so "embed" is one side and everything else the other:
-    qkv [L, D, K, G+2, H] is D x ((G+2) K H), attention output [L, N, H, D] is (N H) x D.
+
+def _fused(parts: list[jax.Array], axes: tuple[str, ...], shape: tuple[int, ...]) -> jax.Array:
+    """The inverse of `_unfused`, to an array of that shape."""
+    return jnp.concatenate(parts, axis=part_sizes(axes, shape)[0])
+
+
+def matrix_dimensions(axes: tuple[str, ...], ndim: int) -> MuonDimensionNumbers:
+    """Which dimensions of a weight are the rows and columns of its matrix; experts and leading ones are a batch.
+
+    A block weight maps from or to the residual stream, so the embedding is one side and everything else the other:
+    queries [L, D, K, G, H] are D x (K G H), attention output [L, N, H, D] is (N H) x D, fc1 of an expert D x F.
     """
+    axes = axes[1:] if axes[0] == "experts" else axes
     dims = tuple(range(ndim - len(axes), ndim))
-    if axes[0] == "embed":
+    if axes[0] in EMBED_AXES:
         return MuonDimensionNumbers(reduction_axis=dims[:1], output_axis=dims[1:])
-    if axes[-1] == "embed":
+    if axes[-1] in EMBED_AXES:
         return MuonDimensionNumbers(reduction_axis=dims[:-1], output_axis=dims[-1:])
     raise ValueError(f"muon: a matrix with axes {axes} has no embed side; give it another role")
 

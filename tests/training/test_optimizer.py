@@ -3,6 +3,7 @@
 Shapes: L layers, D embed, N heads, K kv heads, G query heads per kv head, H head dim, F mlp, V vocab.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -14,8 +15,15 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from megajax.config import Config, load_config
+from megajax.config.model import ModelConfig
 from megajax.config.optim import OptimConfig
+from megajax.models.families import build_model
+from megajax.models.parameters import annotate
+from megajax.models.parameters import named_leaves as names_and_leaves
 from megajax.training.optimizer import apply_update, build_optimizer, clip_by_global_norm, global_norm
+from megajax.training.state import optimizer_for
+from tests.models.tiny import filled
 
 L, D, F, K, G, H, V = 2, 8, 12, 2, 2, 4, 10
 RULES = ("adamw", "sgd", "lion", "muon")
@@ -32,9 +40,9 @@ class Block(nnx.Module):
         def param(shape, axes, role):
             return nnx.Param(normal(rng, *layers, *shape), axes=axes, role=role)
 
-        hidden, hidden_axes = ((2, F), ("gate", "mlp")) if swiglu else ((F,), ("mlp",))
+        hidden, hidden_axes = ((2, F), ("gate_up", "mlp")) if swiglu else ((F,), ("mlp",))
         self.norm = param((D,), ("embed",), "norm")
-        self.qkv = param((D, K, G + 2, H), ("embed", "kv_heads", "group", "head_dim"), "matrix")
+        self.qkv = param((D, K, G + 2, H), ("embed", "kv_heads", "qkv_in_group", "head_dim"), "matrix")
         self.out = param((K * G, H, D), ("heads", "head_dim", "embed"), "matrix")
         self.up = param((D, *hidden), ("embed", *hidden_axes), "matrix")
         self.down = param((F, D), ("mlp", "embed"), "matrix")
@@ -85,6 +93,12 @@ def newton_schulz(m):
     return x.T if m.shape[0] > m.shape[1] else x
 
 
+def muon_direction(g, matrix_shape):
+    """The update of one matrix, brought to a root mean square of about 0.2."""
+    matrix = g.reshape(matrix_shape)
+    return (0.2 * max(matrix.shape) ** 0.5 * newton_schulz(matrix)).reshape(g.shape)
+
+
 def reference(rule, g1, g2, p, wd, matrix_shape):
     """Parameter after two steps with learning rate 0.1, by the book, in float64."""
     g1, g2, p = (np.asarray(x, np.float64) for x in (g1, g2, p))
@@ -102,8 +116,7 @@ def reference(rule, g1, g2, p, wd, matrix_shape):
         else:
             m = 0.95 * m + 0.05 * g
             nesterov = 0.95 * m / (1 - 0.95 ** (t + 1)) + 0.05 * g / (1 - 0.95**t)
-            matrix = nesterov.reshape(matrix_shape)
-            u = (0.2 * max(matrix.shape) ** 0.5 * newton_schulz(matrix)).reshape(p.shape)
+            u = muon_direction(nesterov, matrix_shape)
         p = p - 0.1 * (u + wd * p)
     return p
 
@@ -114,12 +127,16 @@ def test_two_steps_of_each_rule_on_stacked_blocks(rule):
     optimizer = build(model, name=rule, beta2=0.99, momentum=0.95, weight_decay=0.1)
     after, _ = run(optimizer, model, g1, g2)
 
-    matrices = {"qkv": (D, K * (G + 2) * H), "out": (K * G * H, D), "up": (D, F), "down": (F, D)}
-    for name, shape in matrices.items():
+    # Part of the weight, and its shape as a matrix.
+    whole, q, k, v = ..., np.s_[:, :, :G], np.s_[:, :, G], np.s_[:, :, G + 1]
+    matrices = [("qkv", q, (D, K * G * H)), ("qkv", k, (D, K * H)), ("qkv", v, (D, K * H))]
+    matrices += [("out", whole, (K * G * H, D)), ("up", whole, (D, F)), ("down", whole, (F, D))]
+    for name, part, shape in matrices:
         for layer in range(L):
-            args = (getattr(tree.blocks, name)[layer] for tree in (g1, g2, model))
+            args = (np.asarray(getattr(tree.blocks, name)[layer])[part] for tree in (g1, g2, model))
             expected = reference(rule, *args, wd=0.1, matrix_shape=shape)
-            np.testing.assert_allclose(getattr(after.blocks, name)[layer], expected, rtol=2e-4, atol=2e-5)
+            got = np.asarray(getattr(after.blocks, name)[layer])[part]
+            np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
 
     other = "adamw" if rule == "muon" else rule
     for get, wd in ((lambda m: m.embedding, 0.1), (lambda m: m.final_norm, 0.0), (lambda m: m.blocks.up_bias, 0.0)):
@@ -189,6 +206,91 @@ def test_skipped_step_changes_nothing_even_when_gradients_are_nan(rule):
     for name in before:
         np.testing.assert_array_equal(before[name], after[name])
     assert step._cache_size() == 1
+
+
+def rms(x):
+    return float(jnp.sqrt(jnp.mean(jnp.square(x))))
+
+
+def test_muon_moves_fused_matrices_alike():
+    """Case W18. Queries' and gate's gradients 100 times the others': all move by about 0.2 x 0.875, as if alone."""
+    config = ModelConfig(
+        num_layers=2, hidden_size=64, num_heads=8, num_kv_heads=4, ffn_hidden_size=96, vocab_size=50, positions="rope",
+        activation="swiglu", norm="rmsnorm", bias=False,
+    )  # fmt: skip
+    direction, g = muon_step(
+        config, lambda name, x: loud(x, 2, 2) if "qkv" in name else loud(x, 1, 1) if "fc1" in name else x
+    )
+    parts = {
+        "blocks.attention.qkv": ((64, 4, 4, 8), {"q": np.s_[:, :, :2], "k": np.s_[:, :, 2], "v": np.s_[:, :, 3]}),
+        "blocks.mlp.fc1": ((64, 2, 96), {"gate": np.s_[:, 0], "up": np.s_[:, 1]}),
+    }
+    for name, (shape, places) in parts.items():
+        assert direction[name].shape == (2, *shape)
+        for layer in range(2):
+            for part, place in places.items():
+                got = direction[name][layer][place]
+                expected = muon_direction(np.float64(g[name][layer][place]), (64, -1))
+                np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+                print(name, layer, part, f"rms {rms(got):.3f}")
+                assert rms(got) == pytest.approx(0.175, abs=0.02), part
+
+
+def test_muon_moves_every_expert_by_itself():
+    """Experts of very different gradients, the shared one and the router: each as a matrix of its own."""
+    config = ModelConfig(
+        num_layers=2, hidden_size=32, num_heads=4, vocab_size=50, positions="rope", activation="swiglu", norm="rmsnorm",
+        bias=False, experts=4, expert_ffn_size=48, shared_ffn_size=24, shared_gate=True,
+    )  # fmt: skip
+    direction, g = muon_step(config, lambda name, x: loud(x, 0, 2) if "mlp.fc" in name else x)
+    for layer, expert, part in np.ndindex(2, 4, 2):
+        gradient = np.float64(g["blocks.mlp.fc1"][layer, expert, :, part])
+        got = direction["blocks.mlp.fc1"][layer, expert, :, part]
+        np.testing.assert_allclose(got, muon_direction(gradient, (32, 48)), rtol=1e-3, atol=1e-4)
+        gradient = np.float64(g["blocks.mlp.fc2"][layer, expert])
+        got = direction["blocks.mlp.fc2"][layer, expert]
+        np.testing.assert_allclose(got, muon_direction(gradient, (48, 32)), rtol=1e-3, atol=1e-4)
+    for name, shape in {"router": (32, 4), "shared.fc2": (24, 32)}.items():
+        gradient = np.float64(g[f"blocks.mlp.{name}"][1])
+        got = direction[f"blocks.mlp.{name}"][1]
+        np.testing.assert_allclose(got, muon_direction(gradient, shape), rtol=1e-3, atol=1e-4, err_msg=name)
+    # A vector has no two sides: AdamW, whose first step is the sign.
+    np.testing.assert_allclose(direction["blocks.mlp.shared_gate"], np.sign(g["blocks.mlp.shared_gate"]), rtol=1e-3)
+
+
+def loud(x, dim, count):
+    """The first `count` entries of a layer's dimension `dim`, which comes after the layers, 100 times as large."""
+    factors = np.where(np.arange(x.shape[1 + dim]) < count, 100.0, 1.0)
+    return x * factors.reshape(-1, *[1] * (x.ndim - 2 - dim))
+
+
+def muon_step(config, change):
+    """Direction of a first muon step without decay on a real model, and its Nesterov gradient, by name."""
+    optimizer = optimizer_for(Config(model=config, optim=OptimConfig(name="muon", weight_decay=0)))
+    rng = np.random.default_rng(0)
+    params = filled(lambda key: build_model(key, config), lambda shape: rng.normal(size=shape))
+    grads = annotate(params, lambda name, x: jnp.float32(change(name, np.asarray(x[...]))))
+    direction, _ = jax.jit(lambda g, p: optimizer.update(g, optimizer.init(p), p))(grads, params)
+    # A first step's momentum is its gradient up to a factor, to which Newton-Schulz is indifferent.
+    return ({name: np.asarray(x[...]) for name, x in names_and_leaves(tree)} for tree in (direction, grads))
+
+
+def test_every_family_can_be_trained_with_muon():
+    """No matrix is left without a side that is the embedding."""
+    for words in FAMILY_WORDS:
+        config = load_config(None, [*FAMILY_SHAPE, *words.split()]).config
+        params = jax.eval_shape(lambda key, c=config.model: build_model(key, c), jax.random.key(0))
+        optimizer = optimizer_for(replace(config, optim=OptimConfig(name="muon")))
+        direction, _ = jax.eval_shape(lambda p, o=optimizer: o.update(p, o.init(p), p), params)
+        assert [x.shape for x in jax.tree.leaves(direction)] == [x.shape for x in jax.tree.leaves(params)]
+
+
+FAMILY_SHAPE = ("model.vocab_size=40", "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2")
+FAMILY_WORDS = (
+    "model.family=bert model.token_types=2 model.pair_task=true",
+    "model.family=t5 model.positions=relative model.bias=false model.norm=rmsnorm",
+    "model.qk_norm=true model.num_kv_heads=1 model.positions=rope",
+)
 
 
 def test_muon_refuses_a_matrix_without_an_embed_side():
