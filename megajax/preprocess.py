@@ -18,11 +18,12 @@ import argparse
 import logging
 import sys
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 from megajax.config.base import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.config.data import TokenizerConfig
+from megajax.config.keys import MEGATRON_TOKENIZERS
 from megajax.data.corpus import preprocess_keys
 from megajax.data.inspect import describe_token_files
 from megajax.data.merge import merge_token_files, prefixes_in
@@ -31,16 +32,6 @@ from megajax.data.shards import Options
 from megajax.data.tokenizers import build_tokenizer, train_sentencepiece
 
 _TOKENIZER_TYPES = get_args(get_type_hints(TokenizerConfig)["type"])
-_MEGATRON_TYPES: dict[str, dict[str, Any]] = {
-    "SentencePieceTokenizer": {"type": "sentencepiece", "special_ids": True},
-    "GPTSentencePieceTokenizer": {"type": "sentencepiece"},
-    "GPT2BPETokenizer": {"type": "gpt2_bpe"},
-    "HuggingFaceTokenizer": {"type": "huggingface"},
-    "BertWordPieceLowerCase": {"type": "bert_wordpiece"},
-    "BertWordPieceCase": {"type": "bert_wordpiece", "lower_case": False},
-    "TikTokenizer": {"type": "tiktoken"},
-    "NullTokenizer": {"type": "null"},
-}
 
 
 @entry_point
@@ -94,14 +85,14 @@ def _preprocess(args: argparse.Namespace) -> None:
 def _tokenizer(args: argparse.Namespace) -> TokenizerConfig:
     if args.tokenizer_type is None:
         raise ConfigError(f"--tokenizer-type is not set; choose one of {', '.join(_TOKENIZER_TYPES)}")
+    kind = MEGATRON_TOKENIZERS.get(args.tokenizer_type, {"type": args.tokenizer_type})
     return TokenizerConfig(
-        **_MEGATRON_TYPES.get(args.tokenizer_type, {"type": args.tokenizer_type}),
+        **(kind if args.append_bos is None else {**kind, "bos": args.append_bos}),
         model=args.tokenizer_model,
         vocab=args.vocab_file,
         merges=args.merge_file,
         vocab_size=args.vocab_size,
         extra_ids=args.vocab_extra_ids,
-        bos=args.append_bos,
         tiktoken_pattern=args.tiktoken_pattern,
         tiktoken_special_ids=args.tiktoken_num_special_tokens,
     )
@@ -150,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--tokenizer-type", choices=[*_TOKENIZER_TYPES, *_MEGATRON_TYPES], help="what turns text into ids")
+    add("--tokenizer-type", choices=[*_TOKENIZER_TYPES, *MEGATRON_TOKENIZERS], help="what turns text into ids")
     add("--tokenizer-model", metavar="FILE", help="SentencePiece .model, Hugging Face tokenizer.json, or tiktoken file")
     add("--vocab-file", metavar="FILE", help="vocab.json of a GPT-2 BPE, vocab.txt of a BERT WordPiece")
     add("--merge-file", metavar="FILE", help="merges.txt of a GPT-2 BPE")

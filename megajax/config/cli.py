@@ -18,7 +18,7 @@ from typing import NoReturn, Protocol
 
 from megajax.config.base import ConfigError, NotReady
 from megajax.config.checks import check_config
-from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, nearest, type_name
+from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, nearest, type_name, value_for
 from megajax.config.load import Loaded, derived_values, flat_values, load_config
 from megajax.config.yaml_text import yaml_text
 
@@ -194,4 +194,4 @@ class _Parser(OneLineParser):
 
 def _instead_of(flag: str) -> str:
     name = flag.partition("=")[0]
-    return f"write {nearest(name)[0]}=VALUE" if nearest(name) else did_you_mean(name)
+    return f"write {nearest(name)[0]}={value_for(name) or 'VALUE'}" if nearest(name) else did_you_mean(name)

@@ -45,11 +45,12 @@ PATH_KEYS = tuple(
 )
 """Keys whose value names files or folders."""
 
-# What users of Megatron-LM and Hugging Face type, section by section.
+# What users of Megatron-LM and Hugging Face type, section by section; a switch with the value that it stands for here.
 _OTHER_NAMES = {
-    "": {"output_dir": "save", "init_from": "pretrained_checkpoint finetune"},
+    "": {"output_dir": "save load", "init_from": "pretrained_checkpoint finetune no_load_optim no_load_rng"},
     "model": {
-        "num_layers": "num_hidden_layers n_layer n_layers",
+        "num_layers": "num_hidden_layers n_layer n_layers decoder_num_layers",
+        "encoder_layers": "encoder_num_layers",
         "hidden_size": "n_embd d_model dim",
         "num_heads": "num_attention_heads n_head n_heads",
         "num_kv_heads": "num_query_groups num_key_value_heads n_kv_heads group_query_attention",
@@ -57,30 +58,30 @@ _OTHER_NAMES = {
         "ffn_hidden_size": "intermediate_size n_inner",
         "max_positions": "max_position_embeddings n_positions n_ctx",
         "vocab_multiple": "make_vocab_size_divisible_by",
-        "positions": "position_embedding_type use_rotary_position_embeddings",
+        "positions": "position_embedding_type use_rotary_position_embeddings=rope no_position_embedding=none",
         "rope_base": "rotary_base rope_theta",
         "rope_fraction": "rotary_percent partial_rotary_factor",
         "norm": "normalization",
         "norm_eps": "norm_epsilon layernorm_epsilon layer_norm_epsilon rms_norm_eps",
-        "activation": "swiglu hidden_act activation_function",
-        "bias": "disable_bias_linear",
-        "qkv_bias": "add_qkv_bias",
-        "qk_norm": "qk_layernorm",
-        "tied_head": "untie_embeddings_and_output_weights tie_word_embeddings",
+        "activation": "swiglu=swiglu hidden_act activation_function",
+        "bias": "disable_bias_linear=false add_bias_linear",
+        "qkv_bias": "add_qkv_bias=true",
+        "qk_norm": "qk_layernorm=true",
+        "tied_head": "untie_embeddings_and_output_weights=false tie_word_embeddings",
         "init_std": "init_method_std initializer_range",
         "window": "sliding_window window_size",
         "attention_scale": "softmax_scale",
         "relative_buckets": "relative_attention_num_buckets",
         "relative_max_distance": "relative_attention_max_distance",
-        "rope_scaling_factor": "rope_scaling",
+        "rope_scaling_factor": "rope_scaling use_rope_scaling=8",
         "token_types": "type_vocab_size",
-        "pair_task": "bert_binary_head",
+        "pair_task": "bert_binary_head bert_no_binary_head=false",
         "experts": "num_experts num_local_experts",
         "experts_per_token": "moe_router_topk num_experts_per_tok",
         "expert_ffn_size": "moe_ffn_hidden_size moe_intermediate_size",
         "shared_ffn_size": "moe_shared_expert_intermediate_size shared_expert_intermediate_size",
-        "shared_gate": "moe_shared_expert_gate",
-        "router_renormalize": "norm_topk_prob",
+        "shared_gate": "moe_shared_expert_gate=true",
+        "router_renormalize": "norm_topk_prob moe_router_pre_softmax=false",
         "balance_loss": "moe_aux_loss_coeff router_aux_loss_coef",
         "z_loss": "moe_z_loss_coeff",
     },
@@ -100,11 +101,13 @@ _OTHER_NAMES = {
         "text_key": "json_keys",
         "seq_length": "encoder_seq_length",
         "decoder_seq_length": "decoder_sequence_length",
-        "mock": "mock_data",
+        "mock": "mock_data=true",
+        "kind": "sft=instruction",
+        "fim_rate": "fim_data",
         "mask_prob": "mlm_probability",
-        "mask_eod_loss": "eod_mask_loss",
-        "reset_positions": "reset_position_ids",
-        "reset_attention": "reset_attention_mask",
+        "mask_eod_loss": "eod_mask_loss=true",
+        "reset_positions": "reset_position_ids=true",
+        "reset_attention": "reset_attention_mask=true",
         "cache_dir": "data_cache_path",
         "prefetch": "num_workers",
     },
@@ -114,10 +117,10 @@ _OTHER_NAMES = {
         "global_batch_size": "batch_size",
         "micro_batch_size": "per_device_train_batch_size",
         "rampup": "rampup_batch_size",
-        "precision": "bf16 fp16 dtype",
-        "remat": "recompute_granularity recompute_activations recompute_modules gradient_checkpointing",
+        "precision": "bf16=bf16 fp16=fp16 dtype",
+        "remat": "recompute_granularity recompute_activations=selective recompute_modules gradient_checkpointing=full",
         "exit_duration": "exit_duration_in_mins",
-        "deterministic": "deterministic_mode",
+        "deterministic": "deterministic_mode=true",
         "attention": "attention_backend use_flash_attn attn_implementation",
     },
     "optim": {
@@ -148,8 +151,10 @@ _OTHER_NAMES = {
     "health": {"spike_factor": "check_for_spiky_loss"},
     "parallel": {
         "pipe": "pipeline_model_parallel_size pp",
+        "chunks": "num_virtual_stages_per_pipeline_rank num_layers_per_virtual_pipeline_stage=LAYERS/(PIPE*N)",
+        "zero": "use_distributed_optimizer=1",
         "data": "data_parallel_size dp",
-        "fsdp": "data_parallel_sharding_strategy",
+        "fsdp": "data_parallel_sharding_strategy use_megatron_fsdp=DEVICES use_torch_fsdp2=DEVICES",
         "expert": "expert_model_parallel_size ep",
         "context": "context_parallel_size cp",
         "tensor": "tensor_model_parallel_size tp",
@@ -158,20 +163,39 @@ _OTHER_NAMES = {
         "every": "save_interval save_steps",
         "keep_last": "save_total_limit most_recent_k",
         "keep_every": "save_retain_interval",
-        "asynchronous": "async_save",
+        "asynchronous": "async_save=true",
         "local_every": "non_persistent_save_interval",
     },
     "profile": {"start": "profile_step_start", "stop": "profile_step_end"},
     "evaluation": {"every": "eval_interval eval_steps", "steps": "eval_iters"},
-    "log": {"every": "log_interval logging_steps", "params_norm": "log_params_norm"},
+    "log": {
+        "every": "log_interval logging_steps",
+        "params_norm": "log_params_norm=true",
+        "tensorboard": "tensorboard_dir=true",
+    },
 }
-OTHER_NAMES: dict[str, str] = {
-    other: f"{section}.{name}".lstrip(".")
+_SPELT = [
+    (f"{section}.{name}".lstrip("."), *other.partition("=")[::2])
     for section, names in _OTHER_NAMES.items()
     for name, others in names.items()
     for other in others.split()
-}
+]
+OTHER_NAMES: dict[str, str] = {other: key for key, other, _ in _SPELT}
 """Name elsewhere -> key here."""
+_VALUES: dict[str, str] = {other: value for _, other, value in _SPELT if value}
+"""Switch elsewhere -> value here."""
+MEGATRON_TOKENIZERS: dict[str, dict[str, Any]] = {
+    "SentencePieceTokenizer": {"type": "sentencepiece", "special_ids": True},
+    "GPTSentencePieceTokenizer": {"type": "sentencepiece"},
+    "Llama2Tokenizer": {"type": "sentencepiece", "bos": True},
+    "GPT2BPETokenizer": {"type": "gpt2_bpe"},
+    "HuggingFaceTokenizer": {"type": "huggingface"},
+    "BertWordPieceLowerCase": {"type": "bert_wordpiece"},
+    "BertWordPieceCase": {"type": "bert_wordpiece", "lower_case": False},
+    "TikTokenizer": {"type": "tiktoken"},
+    "NullTokenizer": {"type": "null"},
+}
+"""Megatron-LM's `--tokenizer-type` -> values of `tokenizer.*`."""
 
 
 def first_key(section: str) -> str:
@@ -181,7 +205,7 @@ def first_key(section: str) -> str:
 
 def nearest(key: str) -> list[str]:
     """Real keys that a wrong key (or `--flag`) may have meant, best first; empty when nothing is near."""
-    key = key.lstrip("-").lower().replace("-", "_")
+    key = _plain(key)
     name = key.rpartition(".")[2]
     if name in OTHER_NAMES:
         return [OTHER_NAMES[name]]
@@ -194,10 +218,21 @@ def nearest(key: str) -> list[str]:
     return by_key or by_name
 
 
+def value_for(key: str) -> str | None:
+    """The value that a switch of another program stands for; None for what is no such switch."""
+    return _VALUES.get(_plain(key).rpartition(".")[2])
+
+
 def did_you_mean(key: str) -> str:
     """The end of an error message about an unknown key."""
     near = nearest(key)
+    if near and (value := value_for(key)):
+        return f"did you mean `{near[0]}={value}`?"
     return "did you mean " + " or ".join(f"`{real}`" for real in near) + "?" if near else "--help lists all keys"
+
+
+def _plain(key: str) -> str:
+    return key.lstrip("-").lower().replace("-", "_")
 
 
 def type_name(annotation: Any) -> str:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from megajax.config.base import ConfigError
 from megajax.config.config import Config
-from megajax.config.keys import FIELDS, SECTIONS, TEXT_KEYS, did_you_mean, first_key, type_name
+from megajax.config.keys import FIELDS, MEGATRON_TOKENIZERS, SECTIONS, TEXT_KEYS, did_you_mean, first_key, type_name
 from megajax.config.presets import find_config
 from megajax.config.yaml_text import dump_yaml, parse_yaml, plain, yaml_text
 
@@ -190,6 +190,8 @@ def _explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping
         expected.setdefault(key, type_name(FIELDS[key].annotation))
         if problem["type"] in _BOUNDS:
             expected[key] += f", {problem['msg'].removeprefix('Input should be ')}"
+    if (theirs := MEGATRON_TOKENIZERS.get(str(values.get("tokenizer.type")))) and "tokenizer.type" in expected:
+        expected["tokenizer.type"] += ": write " + " ".join(f"tokenizer.{k}={yaml_text(v)}" for k, v in theirs.items())
     return "; ".join(
         f"`{key}` is {yaml_text(values[key])} ({origins[key]}): expected {wish}" for key, wish in expected.items()
     )

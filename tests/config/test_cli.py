@@ -59,6 +59,26 @@ def test_bad_input_is_one_line_and_exit_code_2(words, expected):
     ("words", "expected"),
     [
         (["--micro-batch-size", "4"], "unknown option --micro-batch-size: write train.micro_batch_size=VALUE"),
+        (["--load", "/run"], "unknown option --load: write output_dir=VALUE"),
+        (["--no-load-optim"], "unknown option --no-load-optim: write init_from=VALUE"),
+        (["--use-distributed-optimizer"], "unknown option --use-distributed-optimizer: write parallel.zero=1"),
+        (["--use-megatron-fsdp"], "unknown option --use-megatron-fsdp: write parallel.fsdp=DEVICES"),
+        (
+            ["--num-layers-per-virtual-pipeline-stage", "2"],
+            "unknown option --num-layers-per-virtual-pipeline-stage: write parallel.chunks=LAYERS/(PIPE*N)",
+        ),
+        (["--tensorboard-dir", "/tb"], "unknown option --tensorboard-dir: write log.tensorboard=true"),
+        (["--use-rope-scaling"], "unknown option --use-rope-scaling: write model.rope_scaling_factor=8"),
+        (["--disable-bias-linear"], "unknown option --disable-bias-linear: write model.bias=false"),
+        (
+            ["parallel.use_distributed_optimizer=true"],
+            "unknown key `parallel.use_distributed_optimizer` on the command line: did you mean `parallel.zero=1`?",
+        ),
+        (
+            ["tokenizer.type=Llama2Tokenizer"],
+            "`tokenizer.type` is Llama2Tokenizer (command line): expected sentencepiece | gpt2_bpe | huggingface | "
+            "bert_wordpiece | tiktoken | null: write tokenizer.type=sentencepiece tokenizer.bos=true",
+        ),
         (["--optim.lr=3"], "unknown option --optim.lr=3: write optim.lr=VALUE"),
         (["--zzz"], "unknown option --zzz: --help lists all keys"),
         (["a.yaml", "b.yaml"], "more than one configuration file (a.yaml, b.yaml)"),
