@@ -72,7 +72,7 @@ def source_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int],
 
 
 def _shares(weights: Sequence[float]) -> np.ndarray:
-    return np.array(weights, np.float64) / np.sum(weights, dtype=np.float64)
+    return np.array(weights, np.float64) / (np.sum(weights, dtype=np.float64) or 1.0)  # all 0: nothing is left to draw
 
 
 def blend_order(weights: Sequence[float], length: int) -> tuple[np.ndarray, np.ndarray]:

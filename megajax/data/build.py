@@ -77,10 +77,10 @@ def _paths(config: DataConfig) -> dict[str, tuple[Sequence[str], tuple[float, fl
 
 def _one_epoch(maker: Maker, parts: Sequence[Part]) -> Dataset | None:
     """Every source once; of weighted ones as much as keeps the proportions until the first of them ends."""
-    parts = [part for part in parts if maker.holds_a_sample(part)]
-    if not parts:
+    built = [(part, dataset) for part in parts if (dataset := maker.one_epoch(part)) is not None]
+    if not built:
         return None
-    datasets = [maker.dataset(part, None) for part in parts]
+    parts, datasets = [part for part, _ in built], [dataset for _, dataset in built]
     weights = [part.source.weight for part in parts if part.source.weight is not None]
     if weights:
         lasts = [(len(data) - 1) * sum(weights) / weight for data, weight in zip(datasets, weights, strict=True)]

@@ -46,8 +46,8 @@ class Loader:
             self._edges.append(self._edges[-1] + batch_size_at(self._edges[-1]))
         if self._edges[-1] > len(dataset):
             raise ConfigError(
-                f"{self._edges[-1]:,} samples are needed to the end, the training data has {len(dataset):,}: "
-                "name more data, or lower train.steps"
+                f"{self._edges[-1]:,} samples are needed to the end, the sources, each read once, have "
+                f"{len(dataset):,}: name more of them, lower train.steps, or give each a weight, which reads them again"
             )
 
     def __len__(self) -> int:

@@ -84,15 +84,21 @@ class Maker:
             _check_beginning(set(some), self._tokenizer, source.prefix)
         return Part(source, documents, indices, split)
 
-    def holds_a_sample(self, part: Part) -> bool:
-        """Whether one epoch of a part makes a sample; a warning if not."""
-        if self._kind != "gpt" or part.tokens > self._config.seq_length:
-            return True
-        log.warning(
-            "%s: the %d tokens of its %s split make no sample of %d: left out",
-            part.source.prefix, part.tokens, part.split, self._config.seq_length,
-        )  # fmt: skip
-        return False
+    def one_epoch(self, part: Part) -> Order | None:
+        """Make the samples of one epoch of a part that is not trained on; nothing and a warning if there are none."""
+        if self._kind == "gpt" and part.tokens <= self._config.seq_length:
+            log.warning(
+                "%s: the %d tokens of its %s split make no sample of %d: left out",
+                part.source.prefix, part.tokens, part.split, self._config.seq_length,
+            )  # fmt: skip
+            return None
+        try:
+            return self.dataset(part, None)
+        except ConfigError as error:  # what is wrong with the settings has shown in the training split
+            if part.split == "train" or self._kind == "gpt":
+                raise
+            log.warning("%s: left out", error)
+            return None
 
     def dataset(self, part: Part, num_samples: int | None, order: int = 0) -> Order:
         """Make at least `num_samples` (None: one epoch); other orders of the same documents are shuffled otherwise."""

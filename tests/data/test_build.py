@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,9 @@ import pytest
 from megajax.config import ConfigError, DataConfig
 from megajax.data.build import build_datasets
 from megajax.data.gpt import GPTDataset
+from megajax.data.loader import Loader
 from megajax.data.tokenizers import NullTokenizer
+from megajax.data.tokenizers.fast import bert_wordpiece
 
 TOKENIZER = NullTokenizer(999)
 SIZES = {"train": 12, "valid": 4, "test": 4}
@@ -145,3 +148,50 @@ def test_cache_lies_beside_the_source_or_where_told(prefix: str, tmp_path: Path)
 
     build(path=(prefix,), sizes={"train": 12}, cache_dir=str(tmp_path / "elsewhere"))
     assert len(list((tmp_path / "elsewhere").iterdir())) == 3
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_sources_that_are_used_up_go_on_with_weights(write_documents, tmp_path: Path, order: str) -> None:
+    """Two whole sources of 12 samples each, all read: another order has nothing more, weights read them again."""
+    for name in "ab":
+        write_documents([[ord(name)] * 5] * 10, name)
+    first = build(path=(str(tmp_path / "a"), str(tmp_path / "b")), split="1", sizes={"train": 24})["train"]
+    assert len(first) == 24
+    paths = tuple(str(tmp_path / name) for name in order)
+    resume = {"seed": 1, "tokenizer": TOKENIZER, "before": first.at(24), "consumed": 24}
+    again = build_datasets(DataConfig(seq_length=4, path=paths, split="1"), {"train": 30}, **resume)["train"]
+    assert len(again) == 24
+    assert again.at(24).sources[0].consumed == 12
+    with pytest.raises(ConfigError, match=r"each read once, have 24: name more of them, .* or give each a weight"):
+        Loader(again, 0, lambda _: 6, 1, 24)
+    weighted = tuple(word for path in paths for word in ("1", path))
+    more = build_datasets(DataConfig(seq_length=4, path=weighted, split="1"), {"train": 30}, **resume)["train"]
+    assert len(more) >= 30
+    assert set(more.batch(np.arange(24, 30))["tokens"].ravel().tolist()) == {ord("a"), ord("b")}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "last", "reason"),
+    [
+        ("bert", "auto", [[5]], "the valid split needs documents with at least 2 sentences; found 0 of 1"),
+        ("gpt", "instruction", [[5] * 40, [6]], "the valid split has 1 conversations but no answer within"),
+    ],
+)
+def test_a_split_without_a_usable_document_is_left_out(
+    write_sentences, tmp_path: Path, caplog, family: str, kind: str, last: list[list[int]], reason: str
+) -> None:
+    """With gpt samples it was, with others it ended the run; what is to be trained on still has to be usable."""
+    write_sentences([[[5, 6], [7, 8]]] * 9 + [last])
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
+    tokenizer = bert_wordpiece(tmp_path / "vocab.txt", lower_case=True)
+    paths = {"seq_length": 16, "kind": kind, "path": (str(tmp_path / "sentences"),)}
+    sizes = {"train": 4, "valid": None}
+    build = partial(build_datasets, sizes=sizes, seed=1, tokenizer=tokenizer, family=family, pair_task=True)
+    datasets = build(DataConfig(**paths, split="9,1,0"))
+    assert len(datasets["train"]) >= 4
+    assert datasets["valid"] is None
+    assert [message for message in caplog.messages if reason in message and message.endswith(": left out")]
+    write_sentences([last], "last")
+    with pytest.raises(ConfigError, match=reason.replace("valid", "train")):
+        build(DataConfig(**paths | {"train_path": (str(tmp_path / "last"),), "path": ()}))
