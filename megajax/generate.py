@@ -2,7 +2,8 @@
 
 Nothing in the run's directory is written, and of a checkpoint only the weights are read, onto one device or whatever
 mesh the words ask for, in the precision that the run was trained in. A prompt becomes ids exactly as the training text
-did: a beginning-of-sequence token stands before it if, and only if, one stood before that.
+did: a beginning-of-sequence token stands before it if, and only if, one stood before that, the names of special tokens
+in it are text (with --special-tokens they are those tokens), and with --chat it is written as conversations were.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any
 
 from megajax.config import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
+from megajax.data.chat import Message
 from megajax.models.sampling import Sampling
 from megajax.training.sample import Continuation, Options, continue_prompts
-from megajax.training.trained import load_model
+from megajax.training.trained import Prompt, load_model
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +45,18 @@ def main(argv: list[str]) -> None:
     prompts = [*args.prompt, *(_read_prompts(args.prompts_file) if args.prompts_file else ())]
     if not prompts:
         raise ConfigError("no prompt: give --prompt TEXT or --prompts-file FILE")
-    trained = load_model(args.run_dir, args.step, args.words, "generation", FAMILIES)
+    _check_chat(args)
+    families = ("gpt",) if args.chat else FAMILIES
+    trained = load_model(args.run_dir, args.step, args.words, "--chat" if args.chat else "generation", families)
     if args.add_bos is not None:
         trained = trained.with_bos(args.add_bos)
-    for made in continue_prompts(trained, prompts, options):
+    asked: Sequence[str | Prompt] = prompts
+    if args.chat:
+        trained = trained.for_chat()
+        asked = [trained.chat(_messages(prompt, args.system)) for prompt in prompts]
+    elif args.special_tokens:
+        asked = [trained.marked(prompt) for prompt in prompts]
+    for made in continue_prompts(trained, asked, options):
         start, ids = made.prompt[:30], made.prompt_ids
         log.info("%r (%d ids, from %s on) + %d (%s)", start, len(ids), list(ids[:8]), made.tokens, made.finish_reason)
         print(_line(made, args), flush=True)
@@ -67,6 +77,26 @@ def generate_text(
     wanted = Options(**options)
     trained = load_model(run_dir, step, words, "generation", FAMILIES)
     return list(continue_prompts(trained, prompts, wanted))
+
+
+def _check_chat(args: argparse.Namespace) -> None:
+    """Refuse what a chat settles itself, or what there is no chat for."""
+    if args.system is not None and not args.chat:
+        raise ConfigError("--system is said in a chat: give --chat as well")
+    if args.chat and (args.special_tokens or args.add_bos is not None):
+        raise ConfigError("--chat writes a prompt as conversations were: leave --special-tokens and --add-bos out")
+
+
+def _messages(prompt: str, system: str | None) -> list[Message]:
+    """A conversation: a JSON list of messages, or what a user says."""
+    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    try:
+        written = json.loads(prompt) if prompt.startswith("[") else None
+    except ValueError:
+        written = None
+    if isinstance(written, list) and all(isinstance(message, dict) for message in written):
+        return [*messages, *written]
+    return [*messages, {"role": "user", "content": prompt}]
 
 
 def _read_prompts(path: Path) -> Iterator[str]:
@@ -126,6 +156,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of total probability P")
     add("--seed", type=int, default=0, help="of the draws")
     add("--step", type=int, metavar="N", help="checkpoint; unset = the newest")
+    add("--chat", action="store_true", help="a prompt is what a user says, or a JSON list of messages; answer it")
+    add("--system", metavar="TEXT", help="with --chat: said to the assistant before all")
+    add("--special-tokens", action="store_true", help="names of special tokens in prompts stand for these tokens")
     add("--add-bos", action=argparse.BooleanOptionalAction, help="token at the beginning; unset = as in training")
     add("--batch-size", type=int, default=32, metavar="N", help="prompts that run together")
     add("--echo", action="store_true", help="print the prompt before its continuation")

@@ -213,6 +213,8 @@ def test_echo_and_log_probabilities_for_people(run: Path, capsys: pytest.Capture
         (["--prompt", "x", "--temperature", "nan"], "temperature is nan: expected 0 (greedy) or more"),
         (["--prompt", "x", "--top-k", "-1"], "top_k is -1"),
         (["--prompt", "x", "--top-p", "1.1"], "top_p is 1.1"),
+        (["--prompt", "x", "--system", "y"], "--system is said in a chat: give --chat as well"),
+        (["--prompt", "x", "--chat", "--add-bos"], "--chat writes a prompt as conversations were: leave"),
         (["--prompt", "x", "--step", "7"], "no finished checkpoint of step 7: finished are 1, 2"),
     ],
 )
@@ -221,6 +223,34 @@ def test_bad_input(run: Path, words: list[str], message: str, capsys: pytest.Cap
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err.splitlines()[-1]
+
+
+def test_chats(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Case W12: a prompt is written as conversations were, the id behind an earlier answer included."""
+    made = make_run(
+        tmp_path / "run", ["<|user|> <|assistant|> <|system|> hello there"], replace(MODEL, max_positions=64)
+    )
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "there"}]
+    talk = json.dumps([*said, {"role": "user", "content": "hello"}])
+    given = [str(made), "--chat", "--system", "hello", "--tokens=2", "--json", "--temperature=0"]
+    assert main([*given, "--prompt", "hello", "--prompt", talk]) == 0
+    short, long = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    tokenizer = load_model(made).tokenizer
+    first = tokenizer.encode("<|system|>\nhello\n<|user|>\nhello\n<|assistant|>\n")
+    assert short["prompt_ids"] == first
+    second = tokenizer.encode("<|user|>\nhello\n<|assistant|>\n")
+    assert long["prompt_ids"] == [*first, *tokenizer.encode("there"), tokenizer.eod_id, *second]
+
+
+def test_names_of_special_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Case W12: text, as in training, unless they are to be tokens."""
+    made = make_run(tmp_path / "run", ["hello there"], vocab_size=275)
+    command = [str(made), "--prompt", "hello</s>there", "--tokens=1", "--json"]
+    assert main(command) == main([*command, "--special-tokens"]) == 0
+    text, marked = (json.loads(line)["prompt_ids"] for line in capsys.readouterr().out.splitlines())
+    tokenizer = load_model(made).tokenizer
+    assert text == tokenizer.encode("hello</s>there") and tokenizer.eod_id not in text
+    assert marked == [*tokenizer.encode("hello"), tokenizer.eod_id, *tokenizer.encode("there")]
 
 
 def test_encoders_make_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

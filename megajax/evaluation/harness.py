@@ -17,10 +17,11 @@ from typing import Any
 
 from megajax.config import ConfigError
 from megajax.config.cli import entry_point
+from megajax.data.chat import Chat
 from megajax.evaluation.scoring import Scorer, Window
 from megajax.models.sampling import Sampling
 from megajax.training.sample import Options, continue_prompts
-from megajax.training.trained import load_model
+from megajax.training.trained import Prompt, load_model
 
 MAX_NEW_TOKENS = 256
 """What the harness expects where a task does not say."""
@@ -51,6 +52,7 @@ class HarnessModel:
         super().__init__()
         self.trained = load_model(run, step, words.split(), "lm-evaluation-harness", families=("gpt",))
         self.batch_size = 8 if batch_size == "auto" else int(batch_size)
+        self.chats = False
         self.scorer = Scorer(self.trained, self.batch_size)
         self.length = self.trained.config.model.max_positions
         tokenizer = self.trained.tokenizer
@@ -76,7 +78,7 @@ class HarnessModel:
             alike[json.dumps(request.args[1], sort_keys=True)].append(number)
         results: dict[int, str] = {}
         for wanted, numbers in alike.items():
-            contexts = [requests[number].args[0] for number in numbers]
+            contexts = [self._context(requests[number].args[0]) for number in numbers]
             made = continue_prompts(self.trained, contexts, self._options(json.loads(wanted)))
             results |= zip(numbers, (continuation.text for continuation in made), strict=True)
         return self._remembered("generate_until", requests, [results[number] for number in range(len(requests))])
@@ -92,8 +94,8 @@ class HarnessModel:
         """
         if context:
             stripped = context.rstrip()
-            before = self.trained.encode(stripped)
-            added = self.trained.encode(context + continuation)[len(before) :]
+            before = self._encode(stripped)
+            added = self._encode(context + continuation)[len(before) :]
         else:
             added = self.trained.tokenizer.encode(continuation)
             before = added[:1] if added[:1] == [self.beginning] else [self.beginning]
@@ -109,6 +111,34 @@ class HarnessModel:
                 f"the model sees {self.length} (model.max_positions)"
             )
         return Window([*before, *added][-self.length - 1 :], len(added))
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """The template of the tokenizer, which the harness notes in its results (--apply_chat_template)."""
+        return (self.trained.tokenizer.chat_template or "") if chat_template else ""
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """A conversation as text, in which names of special tokens are these from now on; open at the end.
+
+        Raises:
+            ConfigError: the tokenizer has no chat template.
+        """
+        self.chats = True
+        text = Chat(self.trained.tokenizer).text(chat_history, opened=add_generation_prompt)
+        if add_generation_prompt:
+            return text
+        said = chat_history[-1]["content"].strip()  # the last message goes on
+        return text[: text.rindex(said) + len(said)]
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What tells this tokenizer from others, for the harness's cache of requests."""
+        return "-".join(map(str, self.trained.tokenizer.identity.values()))
+
+    def _encode(self, text: str) -> list[int]:
+        return self.trained.tokenizer.encode_marked(text) if self.chats else self.trained.encode(text)
+
+    def _context(self, text: str) -> str | Prompt:
+        return Prompt(text, tuple(self._encode(text))) if self.chats else text
 
     def _rolling(self, text: str) -> Iterator[Window]:
         """Windows without overlap, but for the last, which has all the context that fits."""

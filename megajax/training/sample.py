@@ -21,7 +21,7 @@ from megajax.models.decode import Generation, advance, begin
 from megajax.models.model import Model
 from megajax.models.parameters import join_layers
 from megajax.models.sampling import Sampling
-from megajax.training.trained import TrainedModel
+from megajax.training.trained import Prompt, TrainedModel
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +88,14 @@ class Continuation(NamedTuple):
         return len(self.ids)
 
 
-def continue_prompts(trained: TrainedModel, prompts: Sequence[str], options: Options) -> Iterator[Continuation]:
+def continue_prompts(
+    trained: TrainedModel, prompts: Sequence[str | Prompt], options: Options
+) -> Iterator[Continuation]:
     """Continue prompts in batches; none is changed by the others.
 
     Args:
         trained: model and tokenizer.
-        prompts: at least one token each. All are checked before the first is continued.
+        prompts: texts, or ids with them, at least one token each. All are checked before the first is continued.
         options: how.
 
     Raises:
@@ -152,11 +154,12 @@ def _begin(trained: TrainedModel, rows: Sequence[_Row], options: Options) -> Gen
 class _Row:
     """One prompt on its way."""
 
-    def __init__(self, number: int, prompt: str, trained: TrainedModel, options: Options) -> None:
-        self.number, self.prompt, self.stop = number, prompt, options.stop
+    def __init__(self, number: int, prompt: str | Prompt, trained: TrainedModel, options: Options) -> None:
+        prompt = Prompt(prompt, tuple(trained.encode(prompt))) if isinstance(prompt, str) else prompt
+        self.number, self.prompt, self.stop = number, prompt.text, options.stop
         self.tokenizer, self.end_ids = trained.tokenizer, trained.end_ids
         positions = trained.config.model.max_positions
-        self.prompt_ids = trained.encode(prompt)
+        self.prompt_ids = list(prompt.ids)
         self.encoded = trained.config.model.family == "t5"
         if options.cut_prompts:
             self.prompt_ids = self.prompt_ids[-max(1, positions - options.tokens) :]

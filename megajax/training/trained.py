@@ -12,8 +12,9 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -21,6 +22,7 @@ from jax.sharding import Mesh
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import Config, ConfigError, ParallelConfig, TokenizerConfig, load_config, resolve_mesh
 from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.data.chat import Chat, Message
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.models.families import build_model
 from megajax.models.layout import Layout
@@ -37,6 +39,14 @@ log = logging.getLogger(__name__)
 
 CHOICES = ("parallel.", "train.precision", "data.seq_length")
 """Keys whose value may be another one than in training."""
+
+
+class Prompt(NamedTuple):
+    """A prompt that is more than its text."""
+
+    text: str
+    """What it says, for people."""
+    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,30 @@ class TrainedModel:
         if self.prefix and (spelled := self.tokenizer.decode(self.prefix)):
             text = text.removeprefix(spelled)
         return [*self.prefix, *self.tokenizer.encode(text), *self.suffix]
+
+    def marked(self, text: str) -> Prompt:
+        """A prompt in which the names of special tokens stand for these, and a beginning is not doubled either."""
+        ids = self.tokenizer.encode_marked(text)
+        there = tuple(ids[: len(self.prefix)]) == self.prefix
+        return Prompt(text, (*(() if there else self.prefix), *ids, *self.suffix))
+
+    def chat(self, messages: Sequence[Message]) -> Prompt:
+        """The prompt for the assistant's next answer: the ids that stood before it in training (`data.chat`).
+
+        Raises:
+            ConfigError: a message has no role or text, or the chat template cannot write it.
+        """
+        said = next((message["content"] for message in reversed(messages) if message.get("role") == "user"), "")
+        return Prompt(said, tuple(self._chat.prompt(messages)))
+
+    def for_chat(self) -> TrainedModel:
+        """The same model, whose answers end with the token that ends them in chats as well."""
+        end = self._chat.end_id
+        return self if end is None else replace(self, end_ids=tuple(dict.fromkeys([*self.end_ids, end])))
+
+    @cached_property
+    def _chat(self) -> Chat:
+        return Chat(self.tokenizer)
 
     def with_bos(self, wanted: bool) -> TrainedModel:
         """The same model with or without a beginning-of-sequence token before its texts.

@@ -133,6 +133,26 @@ def test_pairs_are_cut_as_the_harness_does(reader: HarnessModel):
                     reader._pair(text[:cut], text[cut:])
 
 
+def test_chats(tmp_path: Path):
+    """Case W12: --apply_chat_template writes contexts by the tokenizer's own, and its tokens are tokens."""
+    run = make_run(tmp_path / "run", WORDS, vocab_size=300)
+    chatty = HarnessModel(str(run))
+    with pytest.raises(ConfigError, match="no chat template"):
+        chatty.apply_chat_template([{"role": "user", "content": "hello"}])
+    template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+    (run / "chat_template.jinja").write_text(template)
+    chatty = HarnessModel(str(run))
+    assert chatty.chat_template(True) == template
+    history = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "the"}]
+    assert chatty.apply_chat_template(history, add_generation_prompt=False) == "hello</s>the"
+    context = chatty.apply_chat_template(history[:1])
+    assert context == "hello</s>!"
+    encode, end = chatty.trained.tokenizer.encode, chatty.trained.tokenizer.eod_id
+    assert chatty._pair(context, " other") == ([*encode("hello"), end, *encode("! other")], len(encode(" other")))
+    [made] = chatty.generate_until([asked(context, {"until": [], "max_gen_toks": 2})])
+    assert isinstance(made, str)
+
+
 def test_generation_without_room_or_temperature(model: HarnessModel):
     """Case W13: what the harness's own model refuses."""
     with pytest.raises(ConfigError, match="256 new tokens leave no room for a context: the model sees 32"):

@@ -11,7 +11,10 @@ import tokenizers
 from tokenizers import processors
 
 from megajax.config import TokenizerConfig
+from megajax.data.chat import Chat
 from megajax.data.tokenizers import build_tokenizer
+from megajax.data.tokenizers.export import write_tokenizer
+from tests.data import test_chat as chats
 from tests.interop.test_exported_tokenizers import PROBES, TEXTS, byte_level, cased, llama, loaded, t5
 
 TEMPLATE = {"bos_token": "<bos>", "eos_token": "<|endoftext|>"}
@@ -84,3 +87,25 @@ def test_cls_is_no_beginning(tmp_path: Path) -> None:
     ours = build_tokenizer(TokenizerConfig(type="huggingface", model=str(tmp_path / "tokenizer.json")))
     assert (ours.prefix, ours.suffix) == ((), ())
     assert (ours.cls_id, ours.sep_id, ours.eod_id) == tuple(inner.token_to_id(n) for n in settings.values())
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama2", "llama3", "gemma"])
+def test_chats_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Case W12: text and ids of `apply_chat_template`, answers and prompts, through an export as well."""
+    template = chats.TEMPLATES[name]
+    ours = chats.byte_level(tmp_path, template)
+    theirs = loaded(tmp_path, "llama")
+    (tmp_path / "out").mkdir()
+    write_tokenizer(ours, tmp_path / "out", model_type="llama", longest=64, names_are_text=False)
+    chat = Chat(ours)
+    messages = [message | {"content": message["content"].strip()} for message in chats.MESSAGES]
+    for there in (theirs, loaded(tmp_path / "out", "llama")):
+        for said in (messages[:1], messages[:3]):
+            prompt = there.apply_chat_template(said, add_generation_prompt=True)["input_ids"]
+            assert chat.prompt(said) == prompt
+        assert chat.text(messages) == there.apply_chat_template(messages, tokenize=False)
+        whole = there.apply_chat_template(messages)["input_ids"]
+        [turns] = chat.turns([messages])
+        learnt_to = [i for turn in turns for i in turn]
+        assert learnt_to == whole[: len(learnt_to)]
+        assert not ours.decode(whole[len(learnt_to) :]).strip()
