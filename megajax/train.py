@@ -50,8 +50,8 @@ from megajax.training.init_from import import_start, start_from
 from megajax.training.pulse import Pulse
 from megajax.training.run_directory import RunDirectory
 from megajax.training.sample import encode_prompt, print_sample
-from megajax.training.schedule import Schedule
-from megajax.training.setup import changes, check_tokenizer, prepare
+from megajax.training.schedule import Schedule, stretches_of
+from megajax.training.setup import changes, check_tokenizer, prepare, stretches_before
 from megajax.training.step import batch_shardings, build_eval_step, build_init, build_train_step
 from megajax.training.stop import Request, Requests
 
@@ -177,8 +177,9 @@ class Trainer:
         self.unevaluated = self._due(config.evaluation.every) and not (record and record["evaluated"])
 
         # Step: compiled when the first batch is there.
-        schedule = Schedule.from_config(config.optim, self.samples, config.train.global_batch_size)
-        self.train_step = CompiledStep(build_train_step(config, rules, schedule, kernel.name), self._compiling)
+        stretches = stretches_of(config.train, stretches_before(record), int(self.state.samples))
+        self.schedule = Schedule.of_run(config.optim, config.train, self.steps, self.samples, stretches)
+        self.train_step = CompiledStep(build_train_step(config, rules, self.schedule, kernel.name), self._compiling)
         self.feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config))
         self.evaluator = Evaluator(build_eval_step(config, rules, kernel.name), self.feed, config)
 
@@ -189,7 +190,8 @@ class Trainer:
         self.watchdog = Watchdog(config.cluster.hang_seconds, str(run.path), cluster)
         self.reporter = Reporter(config.log, run.path, self.steps, self.step, throughput_of(config, mesh), clock)
         announce(config, mesh, kernel, self.datasets, self.steps, self.step, run)
-        announce_data(self.dataset, self.consumed, changes(record, config, self.samples) if record else [])
+        changed = changes(record, config, self.samples, self.schedule) if record else []
+        announce_data(self.dataset, self.consumed, changed)
 
     def train(self, requests: Requests) -> Result:
         """Go from the current step to the last one, or to a request to stop."""
@@ -304,6 +306,8 @@ class Trainer:
             "consumed_samples": self.consumed,
             "samples": self.samples,
             "batch_size": self.config.train.global_batch_size,
+            "stretches": self.schedule.stretches,
+            "decay": self.schedule.decay,
             "data": self.dataset.at(self.consumed).to_record(),
             "tokenizer": self.tokenizer.identity,
             "evaluated": self.step in self.validation,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +45,9 @@ def test_every_source_goes_on_where_it_was(sources: Path, tmp_path: Path, capfd:
     out = capfd.readouterr().out
     assert consumed(output, 15) == {"a": 100, "b": 60}
     assert "goes on at sample 80, none is left out or comes twice" in out
-    assert "global batch: 16 samples instead of 8, from step 11 on" in out
+    assert (
+        "global batch: 16 samples instead of 8, from step 11 on; the learning rate goes on by steps as planned" in out
+    )
     assert "(another mix from sample 80 on)" in out
 
     assert main([*words, f"data.path={b}", "train.steps=20", "parallel.data=1", "parallel.tensor=4"]) == 0
@@ -66,3 +70,19 @@ def test_other_documents_under_an_old_name(sources: Path, tmp_path: Path, capfd:
                 writer.add_document([(start + i) % 50 for i in range(40)])
         assert main([*words, "train.steps=4", "evaluation.every=null"]) == code
     assert f"{tmp_path / 'c'} holds other documents than at the run's checkpoint" in capfd.readouterr().err
+
+
+def test_another_batch_size_keeps_the_curve(corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Case W16: cosine with a warm-up of 8 of 12 steps; after 6 steps twice the batch. As the metrics have it."""
+    words = [
+        *WORDS, *ALL_DEVICES, f"output_dir={tmp_path}", f"data.text={corpus}", "evaluation.every=null",
+        "evaluation.steps=0", "model.num_layers=1", "optim.warmup_steps=8", "optim.decay_steps=12",
+        "optim.decay_style=cosine",
+    ]  # fmt: skip
+    assert main([*words, "train.steps=6"]) == 0
+    assert main([*words, "train.steps=12", "train.global_batch_size=16"]) == 0
+    assert "the learning rate goes on by steps as planned" in capfd.readouterr().out
+    lines = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    rates = [line["learning-rate"] for line in lines if "learning-rate" in line]
+    cosine = [0.01 * 0.5 * (1 + math.cos(math.pi * i / 4)) for i in range(4)]
+    np.testing.assert_allclose(rates, [*(0.01 * step / 8 for step in range(8)), *cosine], rtol=1e-5, atol=1e-9)

@@ -5,13 +5,19 @@ skipped. A step uses the counter *before* its own samples are added. The first s
 warm-up is `warmup_init_lr` (0 by default: that step moves nothing); the minimum is reached at n = decay, so a run that
 decays over its whole length ends one step above it.
 
+A run whose length is given in steps has its schedule in steps as well: where it goes on with another batch size, a step
+still moves along the curve as far as it would have with the first one (`Stretch`). A run whose length is given in
+samples has its schedule in samples.
+
 The counter is int32 (2.1e9 samples). float32 counts exactly only to 2^24 = 16.8e6, so comparisons and differences of
 counts stay in integers and only their final ratio, accurate to 1e-7, is a float.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +26,40 @@ from jax.typing import ArrayLike
 
 from megajax.config.base import ConfigError
 from megajax.config.optim import OptimConfig
+from megajax.config.train import TrainConfig
+
+
+class Stretch(NamedTuple):
+    """A part of a run with one batch size: from `start` samples of good steps on, `size` of them count as `planned`."""
+
+    start: int
+    size: int
+    planned: int
+
+
+def stretches_of(train: TrainConfig, before: Sequence[Stretch], samples: int) -> tuple[Stretch, ...]:
+    """The stretches of a run that begins, or goes on, with the batch size of `train`; none if it is counted in samples.
+
+    Args:
+        train: batch size, and whether the run is counted in steps or in samples.
+        before: its stretches so far; none for a new run.
+        samples: of its good steps so far.
+
+    Raises:
+        ConfigError: it changes from steps to samples after its batch size has changed.
+    """
+    size = train.global_batch_size
+    if train.steps is None:
+        if len(before) > 1:
+            raise ConfigError(
+                "train.samples: the batch size of this run has changed, and its learning rate goes by steps since: "
+                "give its length as train.steps"
+            )
+        return ()
+    if not samples or not before:
+        return (Stretch(0, size, size),)
+    done = tuple(stretch for stretch in before if stretch.start < samples)
+    return done if done[-1].size == size else (*done, Stretch(samples, size, done[0].planned))
 
 
 @dataclass(frozen=True)
@@ -42,6 +82,21 @@ class Schedule:
     """constant, linear, cosine, inverse_sqrt or wsd."""
     wsd_style: str
     """Shape of the final decay of wsd: linear, cosine, exponential or minus_sqrt."""
+    stretches: tuple[Stretch, ...] = ()
+    """How far samples move along the curve; none = as they come."""
+
+    @classmethod
+    def of_run(
+        cls, optim: OptimConfig, train: TrainConfig, steps: int, samples: int, stretches: tuple[Stretch, ...]
+    ) -> Schedule:
+        """The schedule of a run of so many steps and samples in all.
+
+        Raises:
+            ConfigError: The run is too long for the counter.
+        """
+        planned = stretches[0].planned if stretches else train.global_batch_size
+        schedule = cls.from_config(optim, steps * planned if len(stretches) > 1 else samples, planned)
+        return replace(schedule, stretches=stretches)
 
     @classmethod
     def from_config(cls, optim: OptimConfig, total_samples: int, global_batch_size: int) -> Schedule:
@@ -87,12 +142,23 @@ def learning_rate(samples: ArrayLike, schedule: Schedule) -> jax.Array:
     Returns:
         float32, the shape of `samples`.
     """
-    n = jnp.asarray(samples, jnp.int32)
     s = schedule
+    n = _planned(jnp.asarray(samples, jnp.int32), s.stretches)
     warm = s.warmup_init + (s.peak - s.warmup_init) * (n / max(s.warmup, 1))
     decayed = jnp.clip(_decayed(n, s), s.minimum, s.peak)
     lr = jnp.where((n <= s.warmup) & (s.warmup > 0), jnp.minimum(warm, s.peak), decayed)
     return lr.astype(jnp.float32)
+
+
+def _planned(n: jax.Array, stretches: tuple[Stretch, ...]) -> jax.Array:
+    """How far along the curve a run is after n samples."""
+    if len(stretches) < 2:  # with one batch size every sample counts as one
+        return n
+    planned = jnp.zeros_like(n)
+    ends = [*(stretch.start for stretch in stretches[1:]), np.iinfo(np.int32).max]
+    for stretch, end in zip(stretches, ends, strict=True):
+        planned += jnp.clip(n - stretch.start, 0, end - stretch.start) // stretch.size * stretch.planned
+    return planned
 
 
 def _decayed(n: jax.Array, s: Schedule) -> jax.Array:

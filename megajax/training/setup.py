@@ -12,6 +12,7 @@ from megajax.config.parallel import fit_vocabulary
 from megajax.data.prepare import prepare_text
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.training.run_directory import RunDirectory
+from megajax.training.schedule import Schedule, Stretch
 
 
 def prepare(config: Config, run: RunDirectory) -> tuple[Config, Tokenizer]:
@@ -45,21 +46,31 @@ def check_tokenizer(tokenizer: Tokenizer, record: dict[str, Any], run: RunDirect
         )
 
 
-def changes(record: dict[str, Any], config: Config, samples: int) -> list[str]:
+def stretches_before(record: dict[str, Any] | None) -> list[Stretch]:
+    """The stretches of a run up to a checkpoint with this record; earlier versions knew one batch size alone."""
+    if record is None:
+        return []
+    size = record["batch_size"]
+    return [Stretch(*numbers) for numbers in record.get("stretches", [(0, size, size)])]
+
+
+def changes(record: dict[str, Any], config: Config, samples: int, schedule: Schedule) -> list[str]:
     """Say what is different since a checkpoint was written, where it concerns which samples are read when.
 
     Args:
         record: of the checkpoint.
         config: as it is now.
         samples: of the whole run, as it is now.
+        schedule: of the learning rate, as it is now.
     """
-    size, lines = config.train.global_batch_size, []
+    size, lines, varies = config.train.global_batch_size, [], config.optim.decay_style != "constant"
     if record["batch_size"] != size:
         lines.append(
-            f"global batch: {size} samples instead of {record['batch_size']}, from step {record['step'] + 1} on"
+            f"global batch: {size} samples instead of {record['batch_size']}, from step {record['step'] + 1} on; "
+            f"the learning rate goes on by {'steps' if config.train.steps else 'samples'} as planned"
         )
     if record["samples"] != samples:
         lines.append(f"length: {samples:,} samples instead of {record['samples']:,}")
-        if not (config.optim.decay_samples or config.optim.decay_steps or config.optim.decay_style == "constant"):
-            lines.append("the learning rate decays over the new length (optim.decay_samples keeps the old curve)")
+    if varies and schedule.decay != record.get("decay", schedule.decay):
+        lines.append("the learning rate decays over the new length, as optim.decay_steps or decay_samples is not set")
     return lines
