@@ -187,6 +187,16 @@ def test_sentences_are_sequences(tmp_path: Path):
     assert IndexedDataset(tmp_path / "out_text_sentence").lengths.tolist() == [2, 2, 2, 2]
 
 
+def test_lists_of_texts_are_sequences_without_being_asked_for(tmp_path: Path):
+    """As Megatron-LM takes them; they needed --split-sentences."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": ["1 2", "", "3"]}\n{"text": "4"}\n')
+    assert command.main(["--input", str(path), "--output-prefix", f"{tmp_path}/out", *FLAGS]) == 0
+    indexed = IndexedDataset(tmp_path / "out_text_document")
+    assert [indexed[i].tolist() for i in range(3)] == [[1, 2], [3, 1000], [4, 1000]]
+    assert indexed.document_index.tolist() == [0, 2, 3]
+
+
 def test_merge_and_inspect(tmp_path: Path, capsys):
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text("1 2 3\n4\n")

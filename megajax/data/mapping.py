@@ -7,6 +7,7 @@ random shorter one. Shapes: n samples, s sentences.
 from __future__ import annotations
 
 import logging
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 
@@ -138,8 +139,7 @@ def build_mapping(
     tokens = np.concatenate([[0], np.cumsum(lengths[sentences], dtype=np.int64)])
     walk = _Walk(tokens, ends, min_sentences, longest)
     targets = _targets(longest, short_prob, seed)
-    cuts: list[int] = []
-    chosen: list[int] = []
+    cuts, chosen = array("q"), array("q")
     while not cuts or len(cuts) < (num_samples or 0):
         walk.epoch(targets, cuts, chosen)
     stop = np.array(cuts, np.int64)
@@ -185,7 +185,7 @@ class _Walk:
         self._tokens, self._ends = tokens.data, ends.data
         self._longest, self._min_sentences = longest, min_sentences
 
-    def epoch(self, targets: Iterator[int], cuts: list[int], chosen: list[int]) -> None:
+    def epoch(self, targets: Iterator[int], cuts: array[int], chosen: array[int]) -> None:
         """Append where samples stop, and their targets; one is drawn for every sample and one more per document."""
         place, end = 0, len(self._ends)
         while place < end:

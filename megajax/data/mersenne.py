@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import numpy as np
 
 _N, _M = 312, 156
+_BLOCK = 64 * _N
 _LOW = np.uint64(2**31 - 1)
 _MATRIX = np.uint64(0xB5026F5AA96619E9)
 _TEMPER = tuple(map(np.uint64, (0x5555555555555555, 0x71D67FFFEDA60000, 0xFFF7EEE000000000)))
 
 
 def mt19937_64(seed: int, count: int) -> np.ndarray:
-    """Return the first `count` numbers of std::mt19937_64(seed), uint64 [count].
+    """Return the first `count` numbers of std::mt19937_64(seed), uint64 [count]."""
+    blocks = list(islice(_blocks(seed), -(-count // _BLOCK)))
+    return np.concatenate(blocks)[:count] if blocks else np.empty(0, np.uint64)
+
+
+def _blocks(seed: int) -> Iterator[np.ndarray]:
+    """Iterate over the numbers, so many at a time that the twister's own time is what counts.
 
     Nishimura, "Tables of 64-bit Mersenne Twisters" (2000). The twist of word i reads words i + 1 and i + 156 (mod 312),
     of which the first half of the words finds the old values and the second half the new ones: two vector operations.
     """
     state = _seeded(seed)
-    blocks = []
-    for _ in range(-(-count // _N)):
-        first = state[_M:] ^ _twist(state[:_M], state[1 : _M + 1])
-        second = first ^ _twist(state[_M:], np.append(state[_M + 1 :], first[0]))
-        state = np.concatenate([first, second])
-        blocks.append(state)
-    return _tempered(np.concatenate(blocks or [state])[:count])
+    while True:
+        states = []
+        for _ in range(_BLOCK // _N):
+            first = state[_M:] ^ _twist(state[:_M], state[1 : _M + 1])
+            second = first ^ _twist(state[_M:], np.append(state[_M + 1 :], first[0]))
+            state = np.concatenate([first, second])
+            states.append(state)
+        yield _tempered(np.concatenate(states))
 
 
 def _seeded(seed: int) -> np.ndarray:
@@ -46,10 +57,16 @@ def _tempered(x: np.ndarray) -> np.ndarray:
 
 
 def shuffled(count: int, seed: int) -> np.ndarray:
-    """Return 0 to count - 1 after Fisher and Yates's shuffle from the end: i changes places with (draw mod i + 1)."""
-    i = np.arange(count - 1, 0, -1, dtype=np.uint64)
-    partners = (mt19937_64(seed, len(i)) % (i + np.uint64(1))).tolist()
-    order = list(range(count))
-    for last, partner in zip(range(count - 1, 0, -1), partners, strict=True):
-        order[last], order[partner] = order[partner], order[last]
-    return np.array(order, np.int64)
+    """Return 0 to count - 1, int64, after Fisher and Yates's shuffle from the end; takes little more than that.
+
+    Number i changes places with number (draw mod i + 1).
+    """
+    order = np.arange(count)
+    places = order.data  # Python reads and writes it faster than an array
+    lasts = range(count - 1, 0, -1)
+    for start, draws in zip(range(0, len(lasts), _BLOCK), _blocks(seed), strict=False):
+        block = lasts[start : start + _BLOCK]
+        partners = draws[: len(block)] % (np.array(block, np.uint64) + np.uint64(1))
+        for last, partner in zip(block, partners.tolist(), strict=True):
+            places[last], places[partner] = places[partner], places[last]
+    return order

@@ -44,7 +44,8 @@ class Options:
     append_eod: bool = True
     """End every document that has tokens with the end-of-document id."""
     split_sentences: bool = False
-    """Sequences are the sentences of a document; texts may be lists of sentences already."""
+    """Sequences are the sentences of a document. A list of texts is split already: each of them is a sequence
+    anyhow, as Megatron-LM's preprocess_data has it."""
     text_documents: TextDocuments = "file"
     """What a document of a .txt file is."""
     on_bad_line: Literal["error", "skip"] = "error"
@@ -171,7 +172,7 @@ class ShardWriter:
         characters, begin = 0, part.start
         for record in read_part(part, self._options.keys, self._options.text_documents):
             try:
-                texts = record.texts(self._options.keys, lists=self._options.split_sentences)
+                texts = record.texts(self._options.keys, lists=True)
             except ConfigError as error:
                 self._skip(record, error)
                 continue

@@ -32,9 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     differ = 0
     for documents, epochs in CASES:
         ours, theirs, equal = compare(*builds_of(documents, epochs), rounds)
-        differ |= not equal
+        differ |= equal is False
         ratio = f"{theirs / ours:.2f}" if theirs else "-"
-        print(f"{documents:>11,}{epochs:>7}{ours:>11.3f}{theirs or np.nan:>11.3f}{ratio:>7}  {equal}", flush=True)
+        same = "-" if equal is None else equal
+        print(f"{documents:>11,}{epochs:>7}{ours:>11.3f}{theirs or np.nan:>11.3f}{ratio:>7}  {same}", flush=True)
     return int(differ)
 
 
@@ -62,8 +63,8 @@ def builds_of(documents: int, epochs: int) -> tuple[Build, Build | None]:
     return ours, theirs
 
 
-def compare(ours: Build, theirs: Build | None, rounds: int) -> tuple[float, float | None, bool]:
-    """Least seconds of both, taking turns, and whether they built the same."""
+def compare(ours: Build, theirs: Build | None, rounds: int) -> tuple[float, float | None, bool | None]:
+    """Least seconds of both, taking turns, and whether they built the same; None where there is nothing to compare."""
     seconds, built = [], []
     for _ in range(rounds):
         lap = [time.process_time()]
@@ -73,8 +74,10 @@ def compare(ours: Build, theirs: Build | None, rounds: int) -> tuple[float, floa
             lap.append(time.process_time())
         seconds.append(np.diff(lap))
     least = np.min(seconds, axis=0).tolist()
+    if theirs is None:
+        return least[0], None, None
     equal = all(np.array_equal(a, b) for a, b in zip(built[0], built[-1], strict=True))
-    return least[0], least[1] if theirs else None, equal
+    return least[0], least[1], equal
 
 
 if __name__ == "__main__":
