@@ -1,7 +1,10 @@
 """`python -m megajax.plan CONFIG [key=value ...] --gpu h100 --gpus N`: does it fit, what does it send, how fast is it.
 
 Needs no GPU. `--search` ranks every legal layout instead of planning the configured one; `--compile` compiles the real
-step for the GPU as well. Exit code 3: it does not fit; stderr names the smallest change with which it would.
+step for the GPU as well.
+
+Exit code 3: it does not fit; stderr names the smallest change with which it would. Exit code 4: what the compiled
+program sends over an axis or multiplies differs from the closed form by more than 5 %; stderr names it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from megajax.planning.search import Candidate, search_layouts
 from megajax.training.deviceless_step import compile_plan
 
 DOES_NOT_FIT = 3
+DIFFERS = 4
 
 
 @entry_point
@@ -53,8 +57,11 @@ def main(argv: list[str]) -> int:
         write_text(options.json, json.dumps(answer, indent=2) + "\n")
     if options.html:
         write_text(options.html, html_report(planned, candidates))
+    differences = compiled.differences if compiled else ()
+    if differences:
+        print(f"megajax: program and closed form differ: {'; '.join(differences)}", file=sys.stderr)
     if planned.fits and (compiled is None or compiled.fits):
-        return 0
+        return DIFFERS if differences else 0
     print(f"megajax: {_failure(planned, compiled, remedy)}", file=sys.stderr)
     return DOES_NOT_FIT
 

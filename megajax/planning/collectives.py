@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
-from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
+
+from megajax.planning.hlo import UNKNOWN, Instruction, executed, find, integers
 
 AnyMesh = Mesh | AbstractMesh
 OPS = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all")
@@ -134,69 +135,25 @@ def collectives(program: jax.stages.Compiled | str, mesh: AnyMesh) -> Traffic:
         ValueError: the program runs on another number of devices than the mesh has, or communicates in a loop whose
             number of iterations depends on data.
     """
-    computations, entry = _parse(program if isinstance(program, str) else str(program.as_text()))
-
-    def walk(name: str, loop: tuple[int, ...], conditional: bool, source: str) -> Iterator[Collective]:
-        for line in computations[name]:
-            op = line.opcode.removesuffix("-start")
-            origin = _find(r'op_name="([^"]*)"', line.attributes)
-            here = origin if origin.startswith(source) else source
-            if op in OPS:
-                groups = _groups(line.attributes, mesh)
-                for shape, dtype in _tensors(line, op, groups.shape[1]):
-                    yield Collective(op, _axes(groups, mesh), shape, dtype, loop, conditional, here)
-            elif op == "while":
-                trips = _find(r'"known_trip_count":\{"n":"(\d+)"', line.attributes)
-                inner = [c for called in line.calls for c in walk(called, (*loop, int(trips or 0)), conditional, here)]
-                if inner and not trips:
-                    raise ValueError(f"loop {here!r} communicates an unknown number of times: count it by hand")
-                yield from inner
-            elif not op.endswith(("-done", "-update")):
-                for called in line.calls:
-                    yield from walk(called, loop, conditional or op == "conditional", here)
-
-    return Traffic(tuple(walk(entry, (), False, "")))
+    records = []
+    for line in executed(program):
+        op = line.instruction.opcode.removesuffix("-start")
+        if op in OPS:
+            if UNKNOWN in line.loop:
+                raise ValueError(f"loop {line.source!r} communicates an unknown number of times: count it by hand")
+            groups = _groups(line.instruction.attributes, mesh)
+            for shape, dtype in _tensors(line.instruction, op, groups.shape[1]):
+                record = Collective(op, _axes(groups, mesh), shape, dtype, line.loop, line.conditional, line.source)
+                records.append(record)
+    return Traffic(tuple(records))
 
 
-class _Instruction(NamedTuple):
-    """`%name = type opcode(operands), attributes`."""
-
-    type: str
-    opcode: str
-    operands: str
-    attributes: str
-
-    @property
-    def calls(self) -> list[str]:
-        """Names of the computations that it runs."""
-        found = re.findall(r"(?:to_apply|calls|body|condition|\w+_computations?)=(\{.*?\}|[^ ,]+)", self.attributes)
-        return [name for names in found for name in re.findall(r"[\w.\-]+", names)]
-
-
-def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
-    """Instructions of every computation, and which one is the program."""
-    computations: dict[str, list[_Instruction]] = {}
-    entry = name = ""
-    for line in text.splitlines():
-        if header := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
-            name = header[2]
-            computations[name] = []
-            entry = name if header[1] else entry
-        elif found := re.match(r"\s+(?:ROOT )?\S+ = (.*?) ([a-z][a-z0-9\-]*)\((.*?)\)(.*)", line):
-            computations[name].append(_Instruction(*found.groups()))
-    return computations, entry
-
-
-def _find(pattern: str, text: str) -> str:
-    return found[1] if (found := re.search(pattern, text)) else ""
-
-
-def _tensors(line: _Instruction, op: str, ways: int) -> list[tuple[tuple[int, ...], str]]:
+def _tensors(line: Instruction, op: str, ways: int) -> list[tuple[tuple[int, ...], str]]:
     """Shape and dtype of the whole tensors that `ways` devices exchange."""
-    arrays = [(_integers(sizes), dtype) for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", line.type)]
     operands = line.operands.count(",") + 1
-    results = arrays if len(arrays) == operands else arrays[operands : 2 * operands]  # or start: operands, results, ...
-    dims = _integers(_find(r"dimensions=\{(.*?)\}", line.attributes))
+    # A start's type holds the operands, the results, and what belongs to XLA.
+    results = line.arrays if len(line.arrays) == operands else line.arrays[operands : 2 * operands]
+    dims = integers(find(r"dimensions=\{(.*?)\}", line.attributes))
     if op == "reduce-scatter":
         return [
             (tuple(size * ways if dim == dims[0] else size for dim, size in enumerate(shape)), dtype)
@@ -208,10 +165,6 @@ def _tensors(line: _Instruction, op: str, ways: int) -> list[tuple[tuple[int, ..
     return results
 
 
-def _integers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", text)))
-
-
 def _axes(groups: np.ndarray, mesh: AnyMesh) -> tuple[str, ...]:
     """Axes along which members of a group differ: device i of the program is the i-th of the flattened mesh."""
     places = np.unravel_index(groups, tuple(mesh.shape.values()))
@@ -220,16 +173,16 @@ def _axes(groups: np.ndarray, mesh: AnyMesh) -> tuple[str, ...]:
 
 def _groups(attributes: str, mesh: AnyMesh) -> np.ndarray:
     """Devices that exchange: [groups, members], or [pairs, 2] of a permutation."""
-    if pairs := _find(r"source_target_pairs=\{(\{.*?\})\}", attributes):
-        return np.array(_integers(pairs)).reshape(-1, 2)
-    text = _find(r"replica_groups=(mesh\[.*?\}|\[.*?\]<=\[.*?\](?:T\(.*?\))?|\{\{.*?\}\}|\{\})", attributes)
+    if pairs := find(r"source_target_pairs=\{(\{.*?\})\}", attributes):
+        return np.array(integers(pairs)).reshape(-1, 2)
+    text = find(r"replica_groups=(mesh\[.*?\}|\[.*?\]<=\[.*?\](?:T\(.*?\))?|\{\{.*?\}\}|\{\})", attributes)
     if text.startswith("mesh"):
         groups = _mesh_groups(text)
     elif text.startswith("["):
         shape, ids = text.split("<=")
-        groups = _range(ids).reshape(_integers(shape))
+        groups = _range(ids).reshape(integers(shape))
     else:
-        members = [_integers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
+        members = [integers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
         groups = np.array(members or [tuple(range(mesh.size))])
     if groups.size != mesh.size:
         raise ValueError(
@@ -241,8 +194,8 @@ def _groups(attributes: str, mesh: AnyMesh) -> np.ndarray:
 def _range(text: str) -> np.ndarray:
     """`[4,8]T(1,0)`: 0, 1, 2 ... in shape 4 x 8, transposed."""
     shape, _, order = text.partition("T")
-    ids = np.arange(prod(_integers(shape))).reshape(_integers(shape))
-    return ids.transpose(_integers(order)) if order else ids
+    ids = np.arange(prod(integers(shape))).reshape(integers(shape))
+    return ids.transpose(integers(order)) if order else ids
 
 
 def _mesh_groups(text: str) -> np.ndarray:
@@ -258,6 +211,6 @@ def _mesh_groups(text: str) -> np.ndarray:
             if any(start <= low and high <= stop for start, stop in spans):
                 inside.append(len(shape))
             shape.append(high // low)
-    devices = np.array(_integers(ids)) if ids and "[" not in ids else _range(ids or f"[{prod(shape)}]")
+    devices = np.array(integers(ids)) if ids and "[" not in ids else _range(ids or f"[{prod(shape)}]")
     ways = prod(shape[dim] for dim in inside)
     return np.moveaxis(devices.reshape(shape), inside, range(-len(inside), 0)).reshape(-1, ways)

@@ -1,10 +1,12 @@
-"""What the compiler says about a plan: memory by class and collectives by axis, next to the closed form.
+"""What the compiler says about a plan: memory by class, collectives by axis, FLOPs, next to the closed form.
 
 The program is the real training step, compiled in `megajax.training.deviceless_step`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,8 @@ from megajax.planning.plan import Plan, columns
 
 SIMULATED = "simulated CPU"
 """Target if there is no compiler for GPUs."""
+TOLERANCE = 0.05
+"""Relative difference of traffic and FLOPs above which program and closed form contradict each other: one is wrong."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class CompiledPlan:
     memory: dict[str, int]
     """Bytes of a device: "arguments" (state and batch), "outputs" other than these, "temporary", "code"."""
     sends: tuple[Sends, ...]
+    flops: int | None
+    """Of matrix products on a device in a step, if experts are used alike; None = not counted on simulated devices."""
+    unused: tuple[str, ...]
+    """Inputs of the step that no result depends on."""
     seconds: float
     """To trace, lower and compile."""
     host_bytes: int
@@ -68,6 +76,43 @@ class CompiledPlan:
         """Bytes over every axis of the plan, alone or together with others."""
         return {axis: sum(s.bytes for s in self.sends if axis in s.axes) for axis in self.plan.communication}
 
+    @property
+    def comparison(self) -> Mapping[str, tuple[float, float]]:
+        """Closed form and XLA: bytes of "state" and "temporary" memory and "over" every axis, FLOPs of "products"."""
+        memory, sent = self.plan.stages[self.plan.fullest], self.bytes_by_axis
+        pairs = {
+            "state": (memory.persistent, self.memory["arguments"]),
+            "temporary": (memory.temporary, self.memory["temporary"]),
+            **{f"over {axis}": (self.plan.communication[axis].bytes, sent[axis]) for axis in sent},
+        }
+        return pairs if self.flops is None else pairs | {"products": (self.plan.time.compiled_flops, self.flops)}
+
+    def deviation(self, name: str) -> float:
+        """How far a line of the comparison is from the closed form, relative to that.
+
+        Nobody knows how often a branch is taken: where one sends, the closed form may be anything between never and
+        always.
+        """
+        closed, most = self.comparison[name]
+        axis = name.removeprefix("over ")
+        in_branches = sum(s.bytes for s in self.sends if s.conditional and axis in s.axes)
+        nearest = min(max(closed, most - in_branches), most)
+        return nearest / closed - 1 if closed else math.inf * bool(nearest)
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """Where XLA's program sends or multiplies what the closed form says it does not, in words.
+
+        Simulated devices have another compiler, which sends other things: they are not judged.
+        """
+        if self.target == SIMULATED:
+            return ()
+        return tuple(
+            f"{name} {_amount(name, xla)} instead of {_amount(name, closed)}"
+            for name, (closed, xla) in self.comparison.items()
+            if name.startswith(("over", "products")) and abs(self.deviation(name)) > TOLERANCE
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """By the keys that `planning.schema.SCHEMA` documents."""
         return {
@@ -76,6 +121,9 @@ class CompiledPlan:
             "host_bytes": self.host_bytes,
             "memory": self.memory,
             "bytes_by_axis": self.bytes_by_axis,
+            "flops": self.flops,
+            "unused": list(self.unused),
+            "differences": list(self.differences),
             "collectives": [vars(s) | {"axes": list(s.axes), "loop": list(s.loop)} for s in self.sends],
         }
 
@@ -83,23 +131,18 @@ class CompiledPlan:
         """Tables: closed form against XLA, then every kind of collective."""
         head = f"compiled for {self.plan.gpus:,} x {self.target} in {self.seconds:.1f} s"
         if self.target == SIMULATED:
-            head += " (no CUDA plugin: another compiler, without GPU kernels, and so other memory and collectives)"
+            head += " (no CUDA plugin: another compiler, without GPU kernels: memory and collectives are not judged)"
         head += f", {self.host_bytes / GIB:.1f} GiB of host memory"
-        return "\n".join((head, self.verdict, self._comparison(), "", self._collectives()))
+        unused = f"not used by the step: {', '.join(self.unused)}" if self.unused else "every input is used"
+        return "\n".join((head, self.verdict, self._comparison(), unused, "", self._collectives()))
 
     def _comparison(self) -> str:
-        memory, sent = self.plan.stages[self.plan.fullest], self.bytes_by_axis
-        branches = {axis for sends in self.sends if sends.conditional for axis in sends.axes}
-        pairs = {
-            "state": (memory.persistent, self.memory["arguments"]),
-            "temporary": (memory.temporary, self.memory["temporary"]),
-            **{f"over {axis}": (self.plan.communication[axis].bytes, sent[axis]) for axis in sent},
-        }
-        rows = [("GiB", "closed form", "XLA", "difference")]
-        for name, (closed, xla) in pairs.items():
-            most = "<=" if name.removeprefix("over ") in branches else ""
+        rows = [("a device", "closed form", "XLA", "difference")]
+        branches = {f"over {axis}" for sends in self.sends if sends.conditional for axis in sends.axes}
+        for name, (closed, xla) in self.comparison.items():
+            most = "<=" if name in branches else ""
             difference = f"{closed / xla - 1:+.1%}" if xla else "-"
-            rows.append((f"  {name}", f"{closed / GIB:,.2f}", f"{most}{xla / GIB:,.2f}", difference))
+            rows.append((f"  {name}", _amount(name, closed), most + _amount(name, xla), difference))
         return columns(rows)
 
     def _collectives(self) -> str:
@@ -109,3 +152,8 @@ class CompiledPlan:
             size = f"{sends.bytes / GIB:,.3f}"
             rows.append((sends.op, " ".join(sends.axes), f"{most}{sends.count:,}", size, loops))
         return columns(rows)
+
+
+def _amount(name: str, number: float) -> str:
+    """What a line of the comparison says, with its unit."""
+    return f"{number / 1e12:,.3f} TFLOP" if name == "products" else f"{number / GIB:,.2f} GiB"

@@ -65,6 +65,8 @@ class StepTime:
     """FLOP/s of one device, in the numbers of the blocks' matrix products."""
     executed_flops: float
     """Of a step on all devices: recomputed ones included, masked scores of fused attention not."""
+    compiled_flops: float
+    """The same of one device's program, the slots in which a pipeline fills and drains included."""
 
     @property
     def seconds(self) -> float:
@@ -122,7 +124,8 @@ def step_time(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Traine
     count = microbatch_count(config, mesh)
     work = busiest * count
     parts = {name: seconds for name, seconds in vars(work).items() if name != "flops"}
-    parts["bubble"] = mean.seconds * (mesh["pipe"] - 1) / config.parallel.chunks
+    idle = (mesh["pipe"] - 1) / config.parallel.chunks
+    parts["bubble"] = mean.seconds * idle
     parts["data"] = _over_data(config, mesh, cut, busiest)
     parts["optimizer"] = _optimizer(config, mesh, cut)
     parts["overhead"] = STEP
@@ -135,6 +138,7 @@ def step_time(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Traine
         devices=devices,
         peak=peak_flops(gpu, cut.products),
         executed_flops=work.flops * devices,
+        compiled_flops=work.flops + mean.flops * (idle if trainer.scans_layers else 0),
     )
 
 

@@ -69,6 +69,9 @@ _COMPILED = _keys(
     host_bytes=_count("most host memory of the compiling process"),
     memory=_map("bytes by XLA's classes: arguments, outputs, temporary, code", _count("bytes")),
     bytes_by_axis=_map("bytes of whole tensors in a step, by mesh axis", _count("bytes")),
+    flops=_or_null(_count("of matrix products on a GPU in a step, experts used alike; null = simulated devices")),
+    unused=_list("inputs of the step that no result depends on", _of("string", "name")),
+    differences=_list("traffic and FLOPs that contradict the closed form", _of("string", "in words")),
     collectives=_list(
         "kinds of collectives",
         _keys(

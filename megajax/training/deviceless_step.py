@@ -27,11 +27,13 @@ from megajax.config import Config, ConfigError
 from megajax.config.cli import entry_point
 from megajax.config.parallel import AXES
 from megajax.data.batch import batch_arrays
+from megajax.models.experts import block_rows
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh, simulate_devices
 from megajax.parallel.rules import Rules
 from megajax.planning.collectives import collectives
 from megajax.planning.compiled import SIMULATED, CompiledPlan, Sends
+from megajax.planning.compiled_flops import executed_flops
 from megajax.planning.deviceless import gpu_topology, has_compiler
 from megajax.planning.layouts import microbatches
 from megajax.planning.plan import Plan
@@ -51,6 +53,8 @@ class CompiledStep(NamedTuple):
     rules: Rules
     state: Any
     """Shapes, dtypes and shardings of the train state."""
+    batch: Any
+    """And of a batch."""
     seconds: float
     """To trace, lower and compile."""
 
@@ -77,7 +81,7 @@ def compile_plan(plan: Plan) -> CompiledPlan:
         raise ConfigError(describe_death(child.returncode, child.stderr.decode(errors="replace")))
     answer = json.loads(child.stdout.splitlines()[-1])
     sends = tuple(Sends(op, tuple(axes), tuple(loop), *rest) for op, axes, loop, *rest in answer.pop("sends"))
-    return CompiledPlan(plan, sends=sends, **answer)
+    return CompiledPlan(plan, sends=sends, unused=tuple(answer.pop("unused")), **answer)
 
 
 def describe_death(code: int, errors: str) -> str:
@@ -112,7 +116,7 @@ def compile_step(config: Config, gpu: str) -> CompiledStep:
     devices = gpu_topology(gpu, math.prod(_mesh(config).values()))
     step, rules, state, batch = abstract_step(config, devices, "gpu")
     compiled = step.lower(state, batch).compile()
-    return CompiledStep(compiled, rules, state, time.perf_counter() - start)
+    return CompiledStep(compiled, rules, state, batch, time.perf_counter() - start)
 
 
 def abstract_step(config: Config, devices: Sequence[jax.Device], platform: str) -> tuple[Any, Rules, Any, Any]:
@@ -150,8 +154,9 @@ def main(argv: list[str]) -> None:
         counts[kind] += record.count
         sizes[kind] += record.count * record.bytes
     device = compiled.rules.mesh.devices.flat[0]
+    simulated = device.platform == "cpu"
     answer = {
-        "target": device.device_kind if device.platform != "cpu" else SIMULATED,
+        "target": SIMULATED if simulated else device.device_kind,
         "memory": {
             "arguments": plan.argument_size_in_bytes,
             "outputs": plan.output_size_in_bytes - plan.alias_size_in_bytes,
@@ -159,10 +164,32 @@ def main(argv: list[str]) -> None:
             "code": plan.generated_code_size_in_bytes,
         },
         "sends": [(*kind, counts[kind], sizes[kind]) for kind in counts],
+        "flops": None if simulated else executed_flops(compiled.step, _expert_blocks(config)),
+        "unused": unused_inputs(compiled),
         "seconds": compiled.seconds,
         "host_bytes": 1024 * max(getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN)),
     }
     print(json.dumps(answer))
+
+
+def unused_inputs(compiled: CompiledStep) -> list[str]:
+    """Names of the inputs that JAX left out of the program, since no result depends on them."""
+    (state, batch), _ = compiled.step.input_shardings
+    given, kept = ({"state": compiled.state, "batch": compiled.batch}, {"state": state, "batch": batch})
+    names = [
+        [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)]
+        for tree in (given, kept)
+    ]
+    return [name for name in names[0] if name not in set(names[1])]
+
+
+def _expert_blocks(config: Config) -> int | None:
+    """Blocks of rows that every expert of a mixture works through if all are used alike; None without a mixture."""
+    model, train, parallel = config.model, config.train, config.parallel
+    if not model.experts:
+        return None
+    tokens = train.micro_batch_size * config.data.seq_length * parallel.expert // parallel.context
+    return math.ceil(tokens * model.experts_per_token / model.experts / block_rows(tokens, model))
 
 
 def _simulate(config: Config) -> CompiledStep:
@@ -170,7 +197,7 @@ def _simulate(config: Config) -> CompiledStep:
     start = time.perf_counter()
     step, rules, state, batch = abstract_step(config, jax.devices(), "cpu")
     compiled = step.lower(state, batch).compile()
-    return CompiledStep(compiled, rules, state, time.perf_counter() - start)
+    return CompiledStep(compiled, rules, state, batch, time.perf_counter() - start)
 
 
 if __name__ == "__main__":

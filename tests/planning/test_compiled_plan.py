@@ -1,5 +1,6 @@
 """The real step of a plan, compiled in a process of its own, for a GPU that is not there or simulated devices."""
 
+import re
 import signal
 from dataclasses import replace
 
@@ -7,12 +8,14 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from megajax.plan import DIFFERS, main
 from megajax.planning.compiled import SIMULATED, CompiledPlan
 from megajax.planning.deviceless import has_compiler
 from megajax.planning.plan import plan
 from megajax.planning.schema import SCHEMA
 from megajax.training import deviceless_step
 from megajax.training.deviceless_step import compile_plan, describe_death
+from tests.bench.contracts import breaches, contract
 
 TINY = Config(
     model=ModelConfig(num_layers=4, hidden_size=128, num_heads=2, max_positions=256, vocab_size=1024),
@@ -34,10 +37,18 @@ def check(compiled: CompiledPlan, target: str) -> None:
     Draft202012Validator(SCHEMA["properties"]["compiled"]).validate(compiled.as_dict())
 
 
-@pytest.mark.skipif(not has_compiler(), reason="compiling for a GPU that is not there needs the CUDA plugin")
+needs_compiler = pytest.mark.skipif(
+    not has_compiler(), reason="compiling for a GPU that is not there needs the CUDA plugin"
+)
+
+
+@needs_compiler
 def test_for_a_gpu():
-    """Closed form and XLA agree on bytes over every axis as well."""
+    """Closed form and XLA agree on bytes over every axis, and on FLOPs; without dropout no sample has a key."""
     compiled = compile_plan(plan(TINY, "a100-80gb"))
+    assert compiled.differences == ()
+    assert compiled.flops == pytest.approx(compiled.plan.time.compiled_flops, rel=0.02)
+    assert compiled.unused == ("batch.sample_ids",)
     check(compiled, "NVIDIA A100-SXM4-80GB")
     sent = {axis: sent.bytes for axis, sent in compiled.plan.communication.items()}
     assert compiled.bytes_by_axis == pytest.approx(sent, rel=0.05)
@@ -47,11 +58,12 @@ def test_for_a_gpu():
 def test_for_simulated_devices():
     compiled = compile_plan(plan(TINY))
     check(compiled, SIMULATED)
+    assert (compiled.differences, compiled.flops) == ((), None)
     shown = str(compiled).splitlines()
     assert shown[0].startswith("compiled for 4 x simulated CPU in ")
-    assert "no CUDA plugin: another compiler, without GPU kernels" in shown[0]
+    assert "no CUDA plugin: another compiler, without GPU kernels: memory and collectives are not judged" in shown[0]
     assert shown[1].startswith("XLA plans ")
-    assert shown[2].split() == ["GiB", "closed", "form", "XLA", "difference"]
+    assert shown[2].split() == ["a", "device", "closed", "form", "XLA", "difference"]
 
 
 @pytest.mark.skipif(has_compiler(), reason="the CUDA plugin compiles for the GPU itself")
@@ -84,3 +96,45 @@ def test_a_compiler_that_dies(monkeypatch: pytest.MonkeyPatch):
 )
 def test_how_it_died(code: int, errors: str, message: str):
     assert describe_death(code, errors).startswith(message)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("family", "layout"), [("LLaMA", "tensor 8")])
+def test_a_family_keeps_its_contract(family: str, layout: str):
+    """The cheapest of them: `python -m tests.bench.contracts` compiles all families in all layouts."""
+    compiled = contract(family, layout)
+    print(f"\n{family}, {layout}: {compiled}")
+    assert list(breaches(family, compiled)) == []
+
+
+FLATTENED = """
+import sys
+from megajax.models import mlp
+from megajax.training import deviceless_step
+
+def linear(x, weight):
+    y = x @ weight.reshape(len(weight), -1)
+    return y.reshape(*y.shape[:-1], *weight.shape[1:])
+
+mlp.linear = linear
+sys.exit(deviceless_step.main())
+"""
+"""A compiling process in which F, which `tensor` cuts, is inside a flat dim of gate and up."""
+
+
+@needs_compiler
+def test_a_program_that_is_not_what_was_planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """A gated MLP whose weight has to be gathered over `tensor`, and whose gradient every device computes whole."""
+    monkeypatch.setattr(deviceless_step, "CHILD", ("-c", FLATTENED))
+    shape = (
+        "model.num_layers=2 model.hidden_size=1024 model.num_heads=8 model.num_kv_heads=8 model.ffn_hidden_size=4096"
+    )
+    batch = "data.seq_length=512 train.global_batch_size=2 train.micro_batch_size=1 train.precision=bf16"
+    words = f"models/llama3_8b.yaml parallel.tensor=8 {shape} {batch} --compile".split()
+    assert main(words) == DIFFERS
+    (error,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"megajax: program and closed form differ: over tensor [\d.]+ GiB instead of [\d.]+ GiB; "
+        r"products [\d.]+ TFLOP instead of [\d.]+ TFLOP",
+        error,
+    )

@@ -1,0 +1,116 @@
+"""HLO text, the form in which XLA shows a compiled program: which instructions run, in which loops.
+
+    for line in executed(step.lower(state, batch).compile()):
+        line.instruction.opcode, line.loop
+
+A reader of the text, not of XLA's own data structures: it is what every version of JAX gives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+
+Shape = tuple[int, ...]
+UNKNOWN = 0
+"""Iterations of a loop whose number depends on data."""
+
+
+class Instruction(NamedTuple):
+    """`%name = type opcode(operands), attributes`."""
+
+    name: str
+    type: str
+    opcode: str
+    operands: str
+    attributes: str
+
+    @property
+    def calls(self) -> list[str]:
+        """Names of the computations that it runs; not the one by which a reduction or a sort takes two numbers."""
+        applied = "to_apply|" if self.opcode == "call" else ""
+        found = re.findall(rf"(?:{applied}calls|body|condition|\w+_computations?)=(\{{.*?\}}|[^ ,]+)", self.attributes)
+        return [name for names in found for name in re.findall(r"[\w.\-]+", names)]
+
+    @property
+    def arrays(self) -> list[tuple[Shape, str]]:
+        """Shape and dtype of every array in its type."""
+        return arrays(self.type)
+
+
+class Executed(NamedTuple):
+    """An instruction of a program that runs, and where."""
+
+    instruction: Instruction
+    types: Mapping[str, str]
+    """Of the instructions beside it, by name."""
+    loop: tuple[int, ...]
+    """Iterations of the loops around it, outermost first; UNKNOWN where they depend on data."""
+    conditional: bool
+    """In a branch, so executed at most that often."""
+    source: str
+    """The JAX functions it comes from (XLA's `op_name`); the loop's, if XLA made it or moved it there."""
+
+    @property
+    def operands(self) -> list[list[tuple[Shape, str]]]:
+        """Shape and dtype of the arrays of every operand."""
+        names = re.findall(r"%([\w.\-]+)", self.instruction.operands)
+        return [arrays(self.types[name]) for name in names]
+
+
+def executed(program: jax.stages.Compiled | str) -> Iterator[Executed]:
+    """Every instruction that a run of a program executes, those of called computations included.
+
+    Args:
+        program: `jax.jit(f).lower(...).compile()`, or its `as_text()`.
+    """
+    computations, entry = _parse(program if isinstance(program, str) else str(program.as_text()))
+
+    def walk(name: str, loop: tuple[int, ...], conditional: bool, source: str) -> Iterator[Executed]:
+        lines = computations[name]
+        types = {line.name: line.type for line in lines}
+        for line in lines:
+            origin = find(r'op_name="([^"]*)"', line.attributes)
+            here = origin if origin.startswith(source) else source
+            yield Executed(line, types, loop, conditional, here)
+            inside = loop
+            if line.opcode == "while":
+                trips = find(r'"known_trip_count":\{"n":"(\d+)"', line.attributes)
+                inside = (*loop, int(trips or UNKNOWN))
+            if not line.opcode.endswith(("-done", "-update")):
+                for called in line.calls:
+                    yield from walk(called, inside, conditional or line.opcode == "conditional", here)
+
+    return walk(entry, (), False, "")
+
+
+def arrays(type_: str) -> list[tuple[Shape, str]]:
+    """Shape and dtype of every array in a type: `(bf16[2,3]{1,0}, f32[])` -> ((2, 3), "bf16"), ((), "f32")."""
+    return [(integers(sizes), dtype) for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", type_)]
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """All whole numbers of a text."""
+    return tuple(map(int, re.findall(r"\d+", text)))
+
+
+def find(pattern: str, text: str) -> str:
+    """The first group of the first match; empty without one."""
+    return found[1] if (found := re.search(pattern, text)) else ""
+
+
+def _parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    """Instructions of every computation, and which one is the program."""
+    computations: dict[str, list[Instruction]] = {}
+    entry = name = ""
+    for line in text.splitlines():
+        if header := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
+            name = header[2]
+            computations[name] = []
+            entry = name if header[1] else entry
+        elif found := re.match(r"\s+(?:ROOT )?%?(\S+) = (.*?) ([a-z][a-z0-9\-]*)\((.*?)\)(.*)", line):
+            computations[name].append(Instruction(*found.groups()))
+    return computations, entry

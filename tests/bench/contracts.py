@@ -1,0 +1,116 @@
+"""`python -m tests.bench.contracts [FAMILY ...] [--layout NAME ...]`: closed form and program, family by family.
+
+Compiles the real step of a few layers of real width for H100s that are not there, with every kind of layout, and holds
+the program against what the planner says of it: FLOPs of matrix products and memory of a device, bytes over every mesh
+axis, in the loop over the layers and outside, and inputs that the step does not use. Prints a line for each; those that
+break the contract say how. Exit code 1 if any does, 2 if there is nothing to compile with.
+
+Experts of a mixture are taken to be used alike: their loops are as long as the router makes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megajax.config import ConfigError
+from megajax.planning.compiled import CompiledPlan
+from megajax.planning.memory import GIB
+from megajax.planning.plan import plan
+from megajax.training.deviceless_step import compile_plan
+from tests.bench.deviceless_memory import published
+
+
+@dataclass(frozen=True)
+class Family:
+    """One preset for its kind of model."""
+
+    preset: str
+    unused: tuple[str, ...]
+    """Inputs that its step does not use: without dropout no sample needs a key."""
+    layouts: tuple[str, ...]
+
+
+LAYOUTS = {
+    "tensor 8": "parallel.tensor=8",
+    "tensor 4 x fsdp 2": "parallel.tensor=4 parallel.fsdp=2",
+    "pipe 2 x tensor 4": "parallel.pipe=2 parallel.tensor=4",
+    "fsdp 8": "parallel.fsdp=8",
+    "expert 4 x tensor 2": "parallel.expert=4 parallel.tensor=2",
+}
+DENSE = ("tensor 8", "tensor 4 x fsdp 2", "pipe 2 x tensor 4", "fsdp 8")
+ENCODERS = ("tensor 8", "tensor 4 x fsdp 2", "fsdp 8")
+FAMILIES = {
+    "GPT": Family("gpt3_6.7b", ("batch.sample_ids",), DENSE),
+    "LLaMA": Family("llama3.1_8b", ("batch.sample_ids",), DENSE),
+    "Qwen3": Family("qwen3_8b", ("batch.sample_ids",), DENSE),
+    "BLOOM": Family("bloom_7b1", ("batch.positions", "batch.sample_ids"), DENSE),  # ALiBi knows places alone
+    "Mixtral": Family("mixtral_8x7b", ("batch.sample_ids",), (*DENSE, "expert 4 x tensor 2")),
+    "BERT": Family("bert_large", ("batch.sample_ids",), ENCODERS),
+    "T5": Family("t5_3b", ("batch.sample_ids",), ENCODERS),
+}
+LAYERS, MICROBATCHES = 4, 3
+FLOPS, TRAFFIC, MEMORY, MEMORY_GIB = 0.02, 0.02, 0.10, 0.5
+"""Most relative difference; memory may also differ by so many GiB."""
+
+
+def contract(family: str, layout: str) -> CompiledPlan:
+    """A family's step in a layout: a few layers, a few microbatches of one sample of 2,048 tokens (BERT, T5: 512)."""
+    kind, words = FAMILIES[family], LAYOUTS[layout].split()
+    replicas = 1
+    for word in words:
+        axis, _, size = word.removeprefix("parallel.").partition("=")
+        replicas *= int(size) if axis in ("fsdp", "expert") else 1
+    short = "data.seq_length=512" if family in ("BERT", "T5") else "data.seq_length=2048"
+    words += [f"model.num_layers={LAYERS}", short, "train.micro_batch_size=1", "train.precision=bf16"]
+    words += [f"train.global_batch_size={MICROBATCHES * replicas}"]
+    return compile_plan(plan(published(kind.preset, " ".join(words)), "h100"))
+
+
+def breaches(family: str, compiled: CompiledPlan) -> Iterator[str]:
+    """How a compiled program breaks its contract, in words."""
+    for name, (closed, xla) in compiled.comparison.items():
+        off = compiled.deviation(name)
+        if name in ("state", "temporary"):
+            if abs(xla - closed) > max(MEMORY * closed, MEMORY_GIB * GIB):
+                yield f"{name} {off:+.1%}"
+        elif abs(off) > (FLOPS if name == "products" else TRAFFIC):
+            yield f"{name} {off:+.1%}"
+    if compiled.unused != FAMILIES[family].unused:
+        yield f"not used: {', '.join(compiled.unused)}"
+
+
+def main(argv: list[str]) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.contracts", description=__doc__)
+    parser.add_argument("families", nargs="*", choices=(*FAMILIES, []), help="default: all")
+    parser.add_argument("--layout", action="append", choices=tuple(LAYOUTS), help="default: all that apply")
+    parser.add_argument("--programs", action="store_true", help="print the collectives of every program")
+    options = parser.parse_args(argv)
+    rows = [
+        (family, layout)
+        for family in options.families or FAMILIES
+        for layout in FAMILIES[family].layouts
+        if layout in (options.layout or LAYOUTS)
+    ]
+    broken = False
+    for family, layout in rows:
+        try:
+            compiled = contract(family, layout)
+        except ConfigError as error:
+            print(f"{family:<8} {layout:<20} {error}", flush=True)
+            broken = True
+            continue
+        cells = [f"{name} {compiled.deviation(name):+.1%}" for name in compiled.comparison]
+        found = list(breaches(family, compiled))
+        broken |= bool(found)
+        print(f"{family:<8} {layout:<20} {', '.join(cells)}; {'; '.join(found) or 'kept'}", flush=True)
+        if options.programs:
+            print(f"{compiled}\n", flush=True)
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
