@@ -1,7 +1,8 @@
 """`python -m megajax.convert import SRC --out RUN` and `export RUN --out DIR`: models from elsewhere in, and out.
 
 Hugging Face models go both ways: `megajax.training.huggingface` says what is in such a run, `megajax.checkpoint.hf`
-which families there are. Checkpoints of Megatron-LM come in (`megajax.training.megatron`).
+which families there are. Checkpoints of Megatron-LM come in (`megajax.training.megatron`), their weights without
+the optimizer's state; nothing goes out in its format.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from megajax.config.model import ModelConfig
 
 _ONLY = {
     "gpt": ("window",),
-    "bert": ("token_types", "pair_task", "position_offset"),
+    "bert": ("token_types", "pair_task", "position_offset", "head_activation"),
     "t5": ("encoder_layers",),
 }
 """Keys of the model that other families have to leave at their defaults."""

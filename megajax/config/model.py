@@ -81,6 +81,9 @@ class ModelConfig:
     """Normalise each query and key head before the rotary embedding."""
     tied_head: bool = True
     """Use the token embedding as the output matrix."""
+    head_activation: Literal["gelu", "gelu_exact", "relu"] | None = None
+    """bert: non-linearity of the head that restores masked tokens (Megatron-LM's BERT: gelu_exact); unset =
+    activation."""
     token_types: NonNegativeInt = 0
     """bert: kinds of tokens that have an embedding (first or second part of a pair); 0 = none."""
     pair_task: bool = False

@@ -98,7 +98,7 @@ class Bert(Model):
     def transformed(self, x: jax.Array, layout: Layout) -> jax.Array:
         """Hidden states [B, S, D] -> [B, S, D], to be compared with the rows of the embedding."""
         y = add_bias(linear(x, layout.weights(self.transform)[...]), self.transform_bias[...])
-        return self.transform_norm(ACTIVATIONS[self.config.activation](y))
+        return self.transform_norm(ACTIVATIONS[self.config.head_activation or self.config.activation](y))
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Hidden states [B, S, D] -> fp32 logits [B, S, vocab_size] of the ids that count."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megajax.checkpoint.imported import ParamsWriter
 from megajax.checkpoint.megatron.arguments import read_architecture
-from megajax.checkpoint.megatron.read import open_checkpoint, pieces, shapes
+from megajax.checkpoint.megatron.read import is_bert, open_checkpoint, pieces, shapes
 from megajax.config import Config, ConfigError, TokenizerConfig, check_config, dump_config, load_config
 from megajax.data.tokenizers import build_tokenizer
 from megajax.training.huggingface import staged_directory
@@ -31,7 +31,7 @@ def import_megatron(source: Path, out: Path, words: Sequence[str] = (), ignored:
         ConfigError: PyTorch is missing, the files are damaged, or the model has no counterpart here.
     """
     files = open_checkpoint(source)
-    architecture = read_architecture(files.args, ignored)
+    architecture = read_architecture(files.args, ignored, bert=is_bert(files))
     model = architecture.model
     with staged_directory(out) as staged:
         rows = model.vocab_size or 1
@@ -48,6 +48,9 @@ def import_megatron(source: Path, out: Path, words: Sequence[str] = (), ignored:
         check_config(config)
         file.write_text(dump_config(config), encoding="utf-8")
         log.info("%d of %d rows of the vocabulary count; the optimizer's state is left behind", size, rows)
+        kind = getattr(files.args, "moe_router_load_balancing_type", "aux_loss")
+        if model.balance_loss and kind != "seq_aux_loss":
+            log.info("the balance of experts is that of a sequence here (seq_aux_loss); it was trained with %s", kind)
 
         stored = replace(config.model, vocab_multiple=1)
         writer = ParamsWriter(staged / "checkpoints")

@@ -1,4 +1,4 @@
-"""Megatron-LM's decoder written down once more, number by number in float64, on its own arguments and tensors.
+"""Megatron-LM's decoder and BERT written down once more, number by number in float64, on its own arguments and tensors.
 
 Its layout of the weights is that of its modules: [out, in], linear_qkv by query group, of a gated fc1 the gate first.
 
@@ -15,7 +15,7 @@ import numpy as np
 Tensors = dict[str, np.ndarray]
 
 
-def random_tensors(args: dict[str, Any], seed: int = 0) -> Tensors:
+def random_tensors(args: dict[str, Any], seed: int = 0) -> Tensors:  # noqa: PLR0912 - one table
     """Weights of a model of these arguments, every one random; experts as `--moe-grouped-gemm` of TE names them."""
     rng = np.random.default_rng(seed)
     d, h, f = args["hidden_size"], args["kv_channels"], args["ffn_hidden_size"]
@@ -24,13 +24,20 @@ def random_tensors(args: dict[str, Any], seed: int = 0) -> Tensors:
     parts, bias = (2 if args.get("swiglu") else 1), args.get("add_bias_linear", True)
     norms = ("weight", "bias") if args["normalization"] == "LayerNorm" else ("weight",)
 
-    shapes: dict[str, tuple[int, ...]] = {"embedding.word_embeddings.weight": (args["padded_vocab_size"], d)}
+    vocabulary = args["padded_vocab_size"]
+    shapes: dict[str, tuple[int, ...]] = {"embedding.word_embeddings.weight": (vocabulary, d)}
     if args["position_embedding_type"] == "learned_absolute":
         shapes["embedding.position_embeddings.weight"] = (args["max_position_embeddings"], d)
     if args.get("untie_embeddings_and_output_weights"):
-        shapes["output_layer.weight"] = (args["padded_vocab_size"], d)
+        shapes["output_layer.weight"] = (vocabulary, d)
     for kind in norms:
         shapes[f"decoder.final_layernorm.{kind}"] = (d,)
+    if args.get("bert"):
+        square = ("lm_head.dense", "pooler.dense")
+        shapes |= {f"{name}.{kind}": (d, d)[: 2 - (kind == "bias")] for name in square for kind in ("weight", "bias")}
+        shapes |= {f"lm_head.layer_norm.{kind}": (d,) for kind in norms}
+        shapes |= {"output_layer.bias": (vocabulary,), "binary_head.weight": (2, d), "binary_head.bias": (2,)}
+        shapes["embedding.tokentype_embeddings.weight"] = (2, d)
     for i in range(args["num_layers"]):
         layer: dict[str, tuple[int, ...]] = {
             "self_attention.linear_qkv.weight": (width, d),
@@ -64,9 +71,28 @@ def random_tensors(args: dict[str, Any], seed: int = 0) -> Tensors:
 def logits(args: dict[str, Any], tensors: Tensors, tokens: np.ndarray) -> np.ndarray:
     """Tokens [S] -> logits [S, V], with all padding rows of the vocabulary."""
     t = {name: x.astype(np.float64) for name, x in tensors.items()}
+    return hidden(args, tensors, tokens) @ t.get("output_layer.weight", t["embedding.word_embeddings.weight"]).T
+
+
+def bert_logits(args: dict[str, Any], tensors: Tensors, tokens: np.ndarray, types: np.ndarray) -> list[np.ndarray]:
+    """Tokens [S] of types [S] -> logits [S, V] of masked tokens, and [2] of the order of a pair."""
+    t = {name: x.astype(np.float64) for name, x in tensors.items()}
+    x = hidden(args, tensors, tokens, types)
+    y = x @ t["lm_head.dense.weight"].T + t["lm_head.dense.bias"]
+    y = norm(args, t, "lm_head.layer_norm.", exact_gelu(y))
+    pooled = np.tanh(x[0] @ t["pooler.dense.weight"].T + t["pooler.dense.bias"])
+    masked = y @ t["embedding.word_embeddings.weight"].T + t["output_layer.bias"]
+    return [masked, pooled @ t["binary_head.weight"].T + t["binary_head.bias"]]
+
+
+def hidden(args: dict[str, Any], tensors: Tensors, tokens: np.ndarray, types: np.ndarray | None = None) -> np.ndarray:
+    """Tokens [S] -> [S, D] after the last norm."""
+    t = {name: x.astype(np.float64) for name, x in tensors.items()}
     x = t["embedding.word_embeddings.weight"][tokens]
     if "embedding.position_embeddings.weight" in t:
         x = x + t["embedding.position_embeddings.weight"][: len(tokens)]
+    if types is not None:
+        x = x + t["embedding.tokentype_embeddings.weight"][types]
     for i in range(args["num_layers"]):
         prefix = f"decoder.layers.{i}."
         layer = {name.removeprefix(prefix): value for name, value in t.items() if name.startswith(prefix)}
@@ -75,8 +101,7 @@ def logits(args: dict[str, Any], tensors: Tensors, tokens: np.ndarray) -> np.nda
             x = x + mixture(args, layer, norm(args, layer, "pre_mlp_layernorm.", x))
         else:
             x = x + mlp(args, layer, norm(args, layer, "mlp.linear_fc1.layer_norm_", x))
-    x = norm(args, t, "decoder.final_layernorm.", x)
-    return x @ t.get("output_layer.weight", t["embedding.word_embeddings.weight"]).T
+    return norm(args, t, "decoder.final_layernorm.", x)
 
 
 def norm(args: dict[str, Any], t: Tensors, prefix: str, x: np.ndarray) -> np.ndarray:
@@ -107,7 +132,7 @@ def attention(args: dict[str, Any], t: Tensors, x: np.ndarray) -> np.ndarray:
         scores = q @ k.T * scale
         for row in range(len(x)):
             for column in range(len(x)):
-                if column > row or column < row - window:
+                if not args.get("bert") and (column > row or column < row - window):
                     scores[row, column] = -np.inf
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         heads.append(weights / weights.sum(-1, keepdims=True) @ v)
@@ -146,8 +171,13 @@ def mlp(args: dict[str, Any], t: Tensors, x: np.ndarray, prefix: str = "mlp.") -
     elif args.get("bias_gelu_fusion", True) and args.get("add_bias_linear", True):
         hidden = 0.5 * hidden * (1 + np.tanh(0.79788456 * hidden * (1 + 0.044715 * hidden * hidden)))
     else:
-        hidden = hidden * 0.5 * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2)))
+        hidden = exact_gelu(hidden)
     return hidden @ t[f"{prefix}linear_fc2.weight"].T + t.get(f"{prefix}linear_fc2.bias", 0)
+
+
+def exact_gelu(x: np.ndarray) -> np.ndarray:
+    """x times the normal distribution up to it."""
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
 def mixture(args: dict[str, Any], t: Tensors, x: np.ndarray) -> np.ndarray:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from megajax.checkpoint.megatron.arguments import read_architecture
 from megajax.config import ConfigError
@@ -134,3 +136,42 @@ def test_the_first_versions_had_other_names() -> None:
     model = read_architecture(Namespace(**old, use_rotary_position_embeddings=True, layernorm_epsilon=1e-3)).model
     assert (model.positions, model.norm_eps, model.num_kv_heads) == ("rope", 1e-3, None)
     assert read_architecture(Namespace(**old, add_position_embedding=False)).model.positions == "none"
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["core", "first names"])
+def test_bert_comes_in_with_its_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str], old: bool) -> None:
+    """The layers' GELU is the tanh form, that of the head for masked tokens the exact one."""
+    shape = GPT | {"bert": True, "bert_binary_head": True}
+    tensors = reference.random_tensors(shape)
+    args = {name: value for name, value in shape.items() if name != "bert"}
+    names = {"decoder.": "encoder."}
+    if old:
+        names = {"decoder.": "language_model.encoder.", "embedding.": "language_model.embedding."}
+        names |= {"pooler.": "language_model.pooler.", "lm_head.layer_norm": "lm_head.layernorm"}
+        names |= {"output_layer.bias": "lm_head.bias"}
+    stored = {}
+    for name, x in tensors.items():
+        begin = next((begin for begin in names if name.startswith(begin)), "")
+        stored[names.get(begin, "") + name.removeprefix(begin)] = x
+    source = save(tmp_path / "megatron", args, stored)
+    assert main(["import", str(source), "--out", str(tmp_path / "run"), "tokenizer.vocab_size=31"]) == 0
+    model = load_model(tmp_path / "run").model
+    rng = np.random.default_rng(1)
+    tokens, types = rng.integers(0, 32, 12).astype(np.int32), np.repeat([0, 1], 6).astype(np.int32)
+    batch = batch_of(tokens[None], token_types=types[None])
+    hidden = model.hidden(batch, model.context(batch, Layout(), None))
+    masked, pair = reference.bert_logits(shape, tensors, tokens, types)
+    np.testing.assert_allclose(model.logits(hidden)[0], masked, rtol=0, atol=5e-5)
+    np.testing.assert_allclose(model.pair_logits(hidden, Layout())[0], pair, rtol=0, atol=5e-5)
+    model.config = nnx.static(replace(model.config, head_activation=None))
+    assert not np.allclose(model.logits(hidden)[0], masked, rtol=0, atol=5e-5)
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "hf")]) == 2
+    assert "head_activation" in capsys.readouterr().err
+
+
+def test_t5_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = reference.random_tensors(GPT)
+    more = {"decoder.layers.0.cross_attention.linear_q.weight": np.zeros((16, 16), np.float32)}
+    source = save(tmp_path / "megatron", GPT, tensors | more)
+    assert main(["import", str(source), "--out", str(tmp_path / "run"), "tokenizer.vocab_size=31"]) == 2
+    assert "cross_attention.linear_q.weight, which has no counterpart here: of T5" in capsys.readouterr().err

@@ -100,12 +100,13 @@ class _Reader:
             )
 
 
-def read_architecture(args: Namespace, ignored: Collection[str] = ()) -> Architecture:
+def read_architecture(args: Namespace, ignored: Collection[str] = (), *, bert: bool = False) -> Architecture:
     """What the weights of a checkpoint mean.
 
     Args:
         args: of the checkpoint.
         ignored: names of arguments, unknown here, of which the user says that they leave the model alone.
+        bert: the model is an encoder with a head for masked tokens.
 
     Raises:
         ConfigError: names the argument that has no counterpart.
@@ -143,6 +144,7 @@ def read_architecture(args: Namespace, ignored: Collection[str] = ()) -> Archite
         window=_window(value, args.num_layers),
         **_positions(value),
         **_mixture(value),
+        **(_masked_head(value) if bert else {}),
     )
     if model.positions == "rope" and int(model.head_size * model.rope_fraction) % 2:
         raise ConfigError(
@@ -162,6 +164,16 @@ def _activation(value: _Reader, *, swiglu: bool, bias: bool) -> Activation:
     if tanh and not fused:
         raise ConfigError("args.openai_gelu of the checkpoint was ignored by newer versions: which GELU is not known")
     return "gelu" if fused else "gelu_exact"
+
+
+def _masked_head(value: _Reader) -> dict[str, Any]:
+    """BERT's heads: the one for masked tokens has the exact GELU, whatever the layers have."""
+    pairs = bool(value("bert_binary_head", True))
+    if value("openai_gelu"):
+        raise ConfigError(
+            "args.openai_gelu of the checkpoint of a BERT cannot be imported: versions differ in its head"
+        )
+    return {"family": "bert", "pair_task": pairs, "token_types": 2 if pairs else 0, "head_activation": "gelu_exact"}
 
 
 def _positions(value: _Reader) -> dict[str, Any]:

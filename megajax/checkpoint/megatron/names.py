@@ -30,6 +30,8 @@ RENAMED = (
     (r"\.mlp\.dense_4h_to_h\.", ".mlp.linear_fc2."),
     (r"\.self_attention\.linear_qkv\.layer_norm_", ".input_layernorm."),
     (r"\.mlp\.linear_fc1\.layer_norm_", ".pre_mlp_layernorm."),
+    (r"^lm_head\.(norm|layernorm)\.", "lm_head.layer_norm."),
+    (r"^lm_head\.bias$", "output_layer.bias"),
     (r"\.mlp\.experts\.local_experts\.", ".mlp.experts."),
     (r"\.mlp\.experts\.(linear_fc\d)\.weight(\d+)$", r".mlp.experts.\2.\1.weight"),
     (r"\.mlp\.experts\.experts\.", ".mlp.experts."),
@@ -119,6 +121,16 @@ WHOLE: dict[str, tuple[str, Change]] = {
     "decoder.final_layernorm.weight": ("final_norm.scale", _gain),
     "decoder.final_layernorm.bias": ("final_norm.bias", _as_it_is),
     "output_layer.weight": ("head", _vocabulary),
+    "embedding.tokentype_embeddings.weight": ("token_type_embedding", _as_it_is),
+    "lm_head.dense.weight": ("transform", _transposed),
+    "lm_head.dense.bias": ("transform_bias", _as_it_is),
+    "lm_head.layer_norm.weight": ("transform_norm.scale", _gain),
+    "lm_head.layer_norm.bias": ("transform_norm.bias", _as_it_is),
+    "output_layer.bias": ("head_bias", _vocabulary),
+    "pooler.dense.weight": ("pooler", _transposed),
+    "pooler.dense.bias": ("pooler_bias", _as_it_is),
+    "binary_head.weight": ("pair_head", _transposed),
+    "binary_head.bias": ("pair_bias", _as_it_is),
 }
 """Weights of the model, ours and how they become ours."""
 LAYER: dict[str, tuple[str, Change]] = {

@@ -19,7 +19,7 @@ from megajax.checkpoint.megatron.torch_files import load, numbers
 from megajax.config.base import ConfigError
 
 FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?$")
-ROWS = ("word_embeddings.weight", "output_layer.weight", "linear_qkv.weight", "linear_qkv.bias")
+ROWS = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias", "linear_qkv.weight", "linear_qkv.bias")
 """Cut along their first dimension."""
 GATED = ("linear_fc1.weight", "linear_fc1.bias")
 """The same, gate and up each."""

@@ -72,6 +72,11 @@ def open_checkpoint(path: Path) -> Files:
     raise ConfigError(f"{path} holds neither mp_rank_* folders nor common.pt: it is no checkpoint of Megatron-LM")
 
 
+def is_bert(files: Files) -> bool:
+    """Whether a model restores masked tokens; nothing in its arguments says so."""
+    return any(name.startswith("lm_head.") for name in files.whole_names)
+
+
 def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Our parameters of a model."""
     abstract = jax.eval_shape(lambda: build_model(jax.random.key(0), model))
@@ -108,7 +113,9 @@ def pieces(files: Files, architecture: Architecture) -> Iterator[Piece]:
 
 def _known(names: set[str], table: Mapping[str, object]) -> set[str]:
     for name in sorted(names - table.keys()):
-        raise ConfigError(f"the checkpoint holds {name}, which no decoder has: BERT, T5 and others cannot be imported")
+        raise ConfigError(
+            f"the checkpoint holds {name}, which has no counterpart here: of T5 and others nothing can be imported"
+        )
     return names
 
 
