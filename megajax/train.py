@@ -156,7 +156,7 @@ class Trainer:
         if checkpoints.latest is None:
             self.state, self.step, self.consumed = in_turn(init(jax.random.key(config.train.seed))), 0, 0
             if config.init_from:
-                self.state = start_from(config.init_from, self.state, self.canonical, self.tokenizer)
+                self.state = start_from(config, run, self.state, self.canonical, self.tokenizer)
         else:
             record = self.restore(step)
             self.step, self.consumed = record["step"], record["consumed_samples"]

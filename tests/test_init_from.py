@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import tokenizers
+from jax.sharding import SingleDeviceSharding
+from safetensors.numpy import load_file
 
-from megajax.config import ConfigError, load_config
+from megajax.config import ConfigError, ModelConfig, load_config
 from megajax.convert import main as convert
+from megajax.models.families import build_model
+from megajax.models.parameters import named_leaves
 from megajax.train import main, train
+from megajax.training.init_from import with_vocabulary
+from megajax.training.trained import load_model
+from tests.checkpoint.hf.made import change, made
 from tests.runs import ALL_DEVICES, WORDS, arrays, records
 
 SHORT = ["train.steps=2", "optim.warmup_steps=0", "checkpoint.every=2", "evaluation.every=2", "model.hidden_dropout=0"]
@@ -66,3 +79,116 @@ def test_what_is_neither_is_refused(corpus: Path, tmp_path: Path, capsys: pytest
 def test_an_architecture_of_its_own_is_refused(base: Path, corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"blocks\.mlp\.fc1"):
         train(load_config(None, [*words(base, corpus, tmp_path / "next"), "model.ffn_hidden_size=64"]).config)
+
+
+def test_a_larger_vocabulary_begins_with_the_mean(
+    base: Path, corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """51 learned rows, padded to 128, become 81: the new ones are their mean, padding stays zero."""
+    output = tmp_path / "next"
+    said = [*words(base, corpus, output), "tokenizer.vocab_size=80", "tokenizer.type=null", "train.steps=1"]
+    with caplog.at_level("INFO"):
+        train(load_config(None, [*said, "checkpoint.every=1", "optim.lr=1e-30", "optim.min_lr=0"]).config)
+    assert "the vocabulary grows from 51 to 81: new rows of word_embedding are the mean" in caplog.text
+    before, after = (arrays(at, step)["params.word_embedding"] for at, step in ((base, 2), (output, 1)))
+    np.testing.assert_array_equal(after[:51], before[:51])
+    np.testing.assert_allclose(
+        after[51:81], np.tile(before[:51].mean(0, dtype=np.float64), (30, 1)), rtol=1e-5, atol=1e-8
+    )
+    assert not after[81:].any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        ({"tied_head": False}, {"word_embedding", "head"}),
+        ({"family": "bert", "token_types": 2}, {"word_embedding", "head_bias"}),
+    ],
+)
+def test_every_part_with_a_row_for_every_word_grows(shape: dict[str, Any], names: set[str]) -> None:
+    """An untied head and the bias of a head of masked words as well."""
+    config = ModelConfig(
+        num_layers=1, hidden_size=8, num_heads=2, max_positions=4, vocab_size=10, vocab_multiple=8, **shape
+    )
+    rng = np.random.default_rng(0)
+    model = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), build_model(jax.random.key(0), config)
+    )
+    before = {name: np.asarray(leaf[...]) for name, leaf in named_leaves(model)}
+    shardings = jax.tree.map(lambda x: SingleDeviceSharding(jax.devices()[0]), model)
+    for name, leaf in named_leaves(with_vocabulary(model, 10, 13, shardings, "base")):
+        after = np.asarray(leaf[...])
+        if name in names:
+            np.testing.assert_allclose(after[10:13], np.stack([before[name][:10].mean(0)] * 3), atol=1e-6)
+            after = np.concatenate([after[:10], before[name][10:13], after[13:]])
+        np.testing.assert_array_equal(after, before[name], err_msg=name)
+
+
+def test_a_smaller_vocabulary_is_refused(base: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small.jsonl"
+    small.write_text(8 * (json.dumps({"text": " ".join(map(str, range(30)))}) + "\n"))
+    said = [*words(base, small, tmp_path / "next"), "tokenizer.type=null", "tokenizer.vocab_size=40"]
+    with pytest.raises(ConfigError, match=r"a vocabulary of 51 and this run one of 41.* set it to 51 or more"):
+        train(load_config(None, said).config)
+
+
+def chat_model(directory: Path) -> Path:
+    """A LLaMA in bf16 that ends its turns with one token and texts with another, and knows how chats are written."""
+    source = made(directory, "llama", dtype=jnp.bfloat16)
+    pieces = ["<unk>", "<|im_end|>", "</s>", "<s>", *map(str, range(46))]
+    model = tokenizers.models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(pieces[:4])
+    tokenizer.save(str(source / "tokenizer.json"))
+    (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "bos_token": "<s>"}))
+    (source / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2], "max_length": 9}))
+    change(source, eos_token_id=[1, 2], bos_token_id=3, some_day="a setting")
+    return source
+
+
+def test_what_came_with_a_model_outlives_training(corpus: Path, tmp_path: Path) -> None:
+    """Imported, trained, trained on, moved, exported: dtype, ends, chats and settings are there; weights differ."""
+    source = chat_model(tmp_path / "model")
+    said = [word for word in [*WORDS, *ALL_DEVICES, *SHORT] if not word.startswith(("model.", "tokenizer."))]
+    said += [
+        "parallel.data=8",
+        "parallel.fsdp=1",
+        "parallel.tensor=1",
+        "train.micro_batch_size=1",
+        f"data.text={corpus}",
+    ]
+    for start, output in ((source, tmp_path / "one"), (tmp_path / "one", tmp_path / "two")):
+        assert main([*said, f"init_from={start}", f"output_dir={output}"]) == 0
+    run = (tmp_path / "two").rename(tmp_path / "moved")
+    assert load_model(run).end_ids == (2, 1)
+    assert convert(["export", str(run), "--out", str(tmp_path / "out")]) == 0
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes(), name
+    before, after = (json.loads((at / "config.json").read_text()) for at in (source, tmp_path / "out"))
+    assert after == before and after["torch_dtype"] == "bfloat16" and after["eos_token_id"] == [1, 2]
+    came, out = (load_file(at / "model.safetensors") for at in (source, tmp_path / "out"))
+    assert came.keys() == out.keys() and {value.dtype for value in out.values()} == {jnp.dtype(jnp.bfloat16)}
+    assert not np.array_equal(came["lm_head.weight"], out["lm_head.weight"])
+
+
+def test_with_another_tokenizer_its_own_ids_go_out(corpus: Path, tmp_path: Path) -> None:
+    """The dtype stays; ends, chats and ids of the old tokenizer do not."""
+    source, output = chat_model(tmp_path / "model"), tmp_path / "run"
+    said = [word for word in [*WORDS, *ALL_DEVICES, *SHORT] if not word.startswith("model.")]
+    said += [
+        "parallel.data=8",
+        "parallel.fsdp=1",
+        "parallel.tensor=1",
+        "train.micro_batch_size=1",
+        f"data.text={corpus}",
+    ]
+    assert main([*said, f"init_from={source}", "model.vocab_size=51", f"output_dir={output}"]) == 0
+    assert load_model(output).end_ids == (50,)
+    assert convert(["export", str(output), "--out", str(tmp_path / "out")]) == 0
+    after = json.loads((tmp_path / "out/config.json").read_text())
+    assert (after["eos_token_id"], after["vocab_size"], after["torch_dtype"]) == (50, 51, "bfloat16")
+    assert not {"chat_template.jinja", "generation_config.json"} & {path.name for path in (tmp_path / "out").iterdir()}
+    embedding = load_file(tmp_path / "out/model.safetensors")["model.embed_tokens.weight"]
+    assert embedding.shape == (51, 16) and embedding.dtype == jnp.bfloat16

@@ -16,11 +16,13 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from megajax.checkpoint.errors import one_line
 from megajax.checkpoint.hf.families import family_for, family_of, updated_settings
@@ -104,6 +106,9 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
         family, manifest = family_of(before), Manifest.read(imported / "tensors.json")
         settings = updated_settings(before, family, model, manifest.dtypes)
         moves = Moves(family, model, interleaved_rope=manifest.interleaved_rope)
+        if "imported" not in record and not manifest.is_complete(moves):  # heads that were drawn are trained by now
+            manifest = manifest.completed(moves)
+            settings["architectures"] = [family.architecture(model)]
     else:
         family = family_for(model)
         moves = Moves(family, model)
@@ -215,9 +220,14 @@ def _found_in(run: Path, config: TokenizerConfig) -> TokenizerConfig:
 
 def _came_with_model(run: Path, config: Config) -> bool:
     """Whether a run has the tokenizer that came with its model, or none of use did: files go out unchanged."""
-    came = (run / FOLDER).is_dir()
-    tokenizer = replace(config.tokenizer, bos=None)
-    return came and (tokenizer.type == "null" or tokenizer == _tokenizer_in(run, config.model.family))
+    folder = run / FOLDER
+    if config.tokenizer.type == "null":
+        return folder.is_dir() and (config.init_from is None or bool(_carried(folder)))
+    came = _tokenizer_in(run, config.model.family)
+    if came is None:
+        return False
+    mine = replace(config.tokenizer, bos=came.bos)
+    return build_tokenizer(_found_in(run, came)).identity == build_tokenizer(_found_in(run, mine)).identity
 
 
 def _write_own_tokenizer(run: Path, config: Config, out: Path, model_type: str) -> None:
@@ -237,14 +247,45 @@ def _write_own_tokenizer(run: Path, config: Config, out: Path, model_type: str) 
 
 def _new_settings(family: Family, model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """The config.json of a model that began here."""
-    ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eod_id, "pad": tokenizer.pad_id}
     return {
         "architectures": [family.architecture(model)],
         "model_type": family.model_type,
         "dtype": PRECISIONS["fp32"].word,
-        **{f"{role}_token_id": number for role, number in ids.items()},
+        **_special_ids(tokenizer, family.model_type),
         **family.write(model),
     }
+
+
+def _special_ids(tokenizer: Tokenizer, model_type: str) -> dict[str, int | None]:
+    """What config.json says of a tokenizer; a decoder beside an encoder begins as in training (see `data.t5`)."""
+    ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eod_id, "pad": tokenizer.pad_id}
+    if model_type == "t5":
+        ids["decoder_start"] = tokenizer.pad_id if tokenizer.bos_id is None else tokenizer.bos_id
+    return {f"{role}_token_id": number for role, number in ids.items()}
+
+
+def carry_over(start: Path, run: Path, identity: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    """Copy what came with the model of a run into the one that starts from its weights, if anything came.
+
+    Args:
+        start: directory of the run with the weights.
+        run: of the one that goes on.
+        identity: of the tokenizer that the weights were trained with.
+        tokenizer: that of the run. If it is another one, the files that go with ids, chats and ends are left behind.
+    """
+    source, folder = start / FOLDER, run / FOLDER
+    if jax.process_index() > 0 or not source.is_dir():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    with staged_directory(folder) as staged:
+        settings = read_json(source / "config.json")
+        shutil.copyfile(source / "tensors.json", staged / "tensors.json")
+        if identity == tokenizer.identity:
+            for path in _carried(source):
+                shutil.copyfile(path, staged / path.name)
+        else:
+            settings |= _special_ids(tokenizer, settings["model_type"])
+        (staged / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _carried(folder: Path) -> list[Path]:

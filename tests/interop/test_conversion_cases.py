@@ -11,10 +11,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import CheckpointConfig, dump_config, load_config
+from megajax.config import CheckpointConfig, ModelConfig, dump_config, load_config
 from megajax.models.parameters import named_leaves
 from megajax.training.huggingface import export_model, import_model
+from megajax.training.trained import load_model
 from tests.interop.imports import assert_same_outputs, imported_model, in_layers, trained
+from tests.made_runs import make_run
 
 
 def rewrite(path: Path, **changes: Any) -> None:
@@ -107,3 +109,40 @@ def test_a_run_that_began_here_is_exported_without_its_padding(tied: bool, tmp_p
     assert exported.transformer.wte.weight.shape == exported.lm_head.weight.shape == (50257, 8)
     assert (exported.lm_head.weight is exported.transformer.wte.weight) == tied
     assert_same_outputs(exported.eval(), model)
+
+
+def test_heads_that_were_drawn_go_out_once_they_are_trained(tmp_path: Path) -> None:
+    """An encoder without heads, imported with new ones: what training made of them is in the export."""
+    import transformers
+
+    from tests.interop import references
+
+    source = references.saved(references.reference("bert-without-heads"), tmp_path / "source")
+    import_model(source, tmp_path / "run", draw_heads=True)
+    config = load_config(tmp_path / "run/config.yaml").config
+    model = trained(config.model)
+    with Checkpoints(tmp_path / "run/checkpoints", CheckpointConfig()) as checkpoints:
+        checkpoints.save(3, {"params": model}, {"step": 3, "tokenizer": {"vocab_size": 50}})
+    export_model(tmp_path / "run", tmp_path / "out")
+    assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == ["BertForPreTraining"]
+    exported, info = transformers.BertForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert_same_outputs(exported.eval(), model)
+
+
+def test_a_t5_that_began_here_says_what_its_decoder_begins_with(tmp_path: Path) -> None:
+    """transformers generates with it, from the token with which it was trained."""
+    import torch
+    import transformers
+
+    shape = ModelConfig(
+        family="t5", num_layers=1, hidden_size=16, num_heads=2, positions="relative", norm="rmsnorm", bias=False,
+        activation="relu", attention_scale=1.0, max_positions=32, ffn_hidden_size=32, vocab_multiple=1,
+    )  # fmt: skip
+    run = make_run(tmp_path / "run", ["a text of a few words", "and another one"] * 20, model=shape, vocab_size=290)
+    export_model(run, tmp_path / "out")
+    first = json.loads((tmp_path / "out/config.json").read_text())["decoder_start_token_id"]
+    assert first == load_model(run).first_token
+    exported = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    made = exported.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, do_sample=False)
+    assert made[0, 0] == first

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from megajax.checkpoint.hf.matching import match
+from megajax.checkpoint.hf.moves import Moves
 from megajax.checkpoint.hf.source import Source, Tensor, read_json
 from megajax.checkpoint.hf.target import in_shards
 from megajax.config.base import ConfigError
@@ -49,6 +52,22 @@ class Manifest:
             return cls(**read_json(path))
         except TypeError:
             raise ConfigError(f"{path} is not what an import wrote: import the model again") from None
+
+    def is_complete(self, moves: Moves) -> bool:
+        """Whether the files have all that a model of theirs has."""
+        return not match(self.dtypes, moves, "tensors.json").absent
+
+    def completed(self, moves: Moves) -> Self:
+        """The same with the heads that the files lack, under the names that they have beside all heads."""
+        there = match(self.dtypes, moves, "tensors.json")
+        usual, _ = Counter(self.dtypes.values()).most_common(1)[0]
+        last = max(self.files.values())
+        dtypes, files = {}, {}
+        for name, _ in moves.tensors():
+            spelling = there.names.get(name)
+            dtypes[name] = self.dtypes[spelling] if spelling else usual
+            files[name] = self.files[spelling] if spelling else last
+        return replace(self, dtypes=dtypes, files=files)
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""

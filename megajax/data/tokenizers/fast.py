@@ -140,8 +140,11 @@ def huggingface(path: Path, extra_ids: int = 0) -> FastTokenizer:
 
 def _around(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What a tokenizer puts before and after a text."""
-    text = tokenizer.encode("a", add_special_tokens=False).ids
-    whole = tokenizer.encode("a").ids
+    word = "a"
+    if isinstance(tokenizer.model, models.WordLevel):  # which may have nothing for a word that it lacks
+        word = min(tokenizer.get_vocab(with_added_tokens=False), default="")
+    text = tokenizer.encode(word, add_special_tokens=False).ids
+    whole = tokenizer.encode(word).ids
     first = next((at for at in range(len(whole)) if whole[at : at + len(text)] == text), 0)
     return tuple(whole[:first]), tuple(whole[first + len(text) :])
 
