@@ -1,7 +1,9 @@
 """`python -m megajax.preprocess` as a whole: interruptions, other formats, merging and showing."""
 
 import fcntl
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import sentencepiece
 
 from megajax import preprocess as command
 from megajax.config import ConfigError, TokenizerConfig
@@ -18,7 +21,7 @@ from megajax.data.corpus import preprocess, preprocess_keys
 from megajax.data.indexed import IndexedDataset
 from megajax.data.readers import whole
 from megajax.data.shards import Job, Options, Shard, ShardWriter, plan_shards
-from megajax.data.tokenizers import build_tokenizer
+from megajax.data.tokenizers import build_tokenizer, train_sentencepiece
 from tests.bench import kill_preprocessing
 
 NULL = TokenizerConfig(type="null", vocab_size=1000)
@@ -225,3 +228,46 @@ def test_what_is_missing_is_said_in_one_line(capsys, arguments: list[str], messa
     assert command.main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+LOSSY = {"model_type": "unigram", "vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 2}
+
+
+def lossy_model(path: Path) -> Path:
+    """SentencePiece's own defaults, which T5 has."""
+    model = io.BytesIO()
+    lines = iter(["hello world and all the others", "the world says hello"])
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **LOSSY)
+    path.write_bytes(model.getvalue())
+    return path
+
+
+def test_what_a_tokenizer_loses_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Case V02: once, by name, with the number of texts that lose something."""
+    texts = ["hello\nworld", "hello  world", "hello world", "the\tothers"] * 30
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = TokenizerConfig(type="sentencepiece", model=str(lossy_model(tmp_path / "t5.model")))
+    with caplog.at_level(logging.WARNING):
+        preprocess([tmp_path / "a.jsonl"], tmp_path / "lossy", tokenizer)
+    [message] = caplog.messages
+    assert message.startswith(
+        "the tokenizer reads line ends, tabs, double spaces as single spaces: 75 of the first 100 texts lose some"
+    )
+    caplog.clear()
+    train_sentencepiece(["hello world"], tmp_path / "own.model", 270)
+    with caplog.at_level(logging.WARNING):
+        own = TokenizerConfig(type="sentencepiece", model=str(tmp_path / "own.model"))
+        preprocess([tmp_path / "a.jsonl"], tmp_path / "own", own)
+        preprocess([tmp_path / "a.jsonl"], tmp_path / "masked", tokenizer, append_eod=False, split_sentences=True)
+    assert not caplog.records
+
+
+def test_showing_with_another_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """One line for ids that it lacks, whatever the library would say."""
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "1 999 3"}))
+    preprocess([tmp_path / "a.jsonl"], tmp_path / "a", NULL)
+    model = str(lossy_model(tmp_path / "t5.model"))
+    words = ["--inspect", f"{tmp_path / 'a'}_text_document", "--tokenizer-type", "sentencepiece"]
+    assert command.main([*words, "--tokenizer-model", model]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "a_text_document.bin: token id 1000 outside the vocabulary of" in last

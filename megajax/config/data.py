@@ -95,6 +95,9 @@ class DataConfig:
     """gpt: share of the documents turned into prefix, suffix, middle (fill-in-the-middle)."""
     fim_spm_rate: Fraction = 0.5
     """gpt: share of those that give the suffix first."""
+    fim_tokens: tuple[str, ...] = ()
+    """gpt: names of the tokens before prefix, middle and suffix, in this order; unset = <fim_prefix>, <fim_middle>,
+    <fim_suffix>, or the same between bars (<|fim_prefix|>)."""
     mask_eod_loss: bool = False
     """No loss where the input token is the end of a document."""
     reset_positions: bool = False

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from megajax.config.base import ConfigError
 from megajax.data.chat import Chat, Message, render
+from megajax.data.corpus import warn_of_losses
 from megajax.data.indexed import IndexedWriter, token_dtype
 from megajax.data.readers import Record, read_part, whole
 from megajax.data.tokenizers import Tokenizer
@@ -32,6 +34,7 @@ def write_conversations(paths: Sequence[str | Path], prefix: str | Path, tokeniz
         ConfigError: a file cannot be read, a record is no conversation with an answer, or there is none.
     """
     count, chat = 0, Chat(tokenizer)
+    warn_of_losses(tokenizer, (str(text) for record in _records(paths) for text in _contents(record)))
     with IndexedWriter(prefix, token_dtype(tokenizer.vocab_size)) as writer:
         for turns in _turns(paths, chat):
             writer.add_document([token for turn in turns for token in turn], [*map(len, turns)])
@@ -71,6 +74,12 @@ def _turns(paths: Sequence[str | Path], chat: Chat) -> Iterator[list[list[int]]]
                 except ConfigError as error:
                     raise ConfigError(f"{record.where}: {error}") from None
             raise
+
+
+def _contents(record: Record) -> Iterator[object]:
+    """What is said in a record, if it is a conversation."""
+    with suppress(ConfigError):
+        yield from (message.get("content") for message in _messages(record) if isinstance(message, dict))
 
 
 def _records(paths: Iterable[str | Path]) -> Iterator[Record]:

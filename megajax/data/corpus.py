@@ -11,8 +11,9 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -20,13 +21,16 @@ from megajax.config.base import ConfigError
 from megajax.config.data import TokenizerConfig
 from megajax.data.merge import merge_token_files
 from megajax.data.progress import Progress
+from megajax.data.readers import read_part, whole
 from megajax.data.shards import Counts, Job, Options, Shard, plan_shards
-from megajax.data.tokenizers import build_tokenizer
+from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.data.workers import make_shards
 
 log = logging.getLogger(__name__)
 
 _LOCK = "lock"
+_LOOK = 100
+"""Texts looked at for what a tokenizer loses."""
 _OURS = re.compile(r"lock|\.?[0-9a-f]{24}(-\d+)?\.(bin|idx|ids\.json|json)(\.[0-9a-f]{32})?")
 """Names of what a folder of shards may hold: whatever else is there is somebody else's."""
 
@@ -95,7 +99,10 @@ def preprocess_keys(
             is left behind then, but the shards that are finished.
     """
     job = Job(Path(f"{output_prefix}_shards"), tokenizer, options)
-    shards = plan_shards(inputs, options, build_tokenizer(tokenizer))
+    built = build_tokenizer(tokenizer)
+    shards = plan_shards(inputs, options, built)
+    if not options.split_sentences:
+        warn_of_losses(built, _first_texts(inputs, options))
     level = "sentence" if options.split_sentences else "document"
     with _working_directory(job, shards):
         _make_missing_shards(job, shards, workers)
@@ -107,6 +114,33 @@ def preprocess_keys(
         for number, report in enumerate(reports):
             merge_token_files([job.prefix(shard, number) for shard in shards], report.prefix)
     return reports
+
+
+def _first_texts(inputs: Sequence[str | Path], options: Options) -> Iterator[str]:
+    """Texts at the beginning of the first file; a bad line is met again when it is tokenized."""
+    with suppress(ConfigError):
+        for record in read_part(whole(inputs[0]), options.keys, options.text_documents):
+            with suppress(ConfigError):
+                yield from (text for text in record.texts(options.keys) if isinstance(text, str))
+
+
+def warn_of_losses(tokenizer: Tokenizer, texts: Iterator[str]) -> None:
+    """Warn if a tokenizer reads spaces of other kinds as single ones, and tell in how many of some texts there are any.
+
+    Args:
+        tokenizer: that reads them.
+        texts: of which the first are looked at.
+    """
+    lost = tokenizer.lost_spaces()
+    if lost:
+        some = list(islice(texts, _LOOK))
+        count = sum(any(spaces in text for spaces in lost.values()) for text in some)
+        log.log(
+            logging.WARNING if count else logging.INFO,
+            "the tokenizer reads %s as single spaces: %d of the first %d texts lose some; "
+            "what is trained on them cannot write such spaces either",
+            ", ".join(lost), count, len(some),
+        )  # fmt: skip
 
 
 def _make_missing_shards(job: Job, shards: Sequence[Shard], workers: int) -> None:

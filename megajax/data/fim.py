@@ -8,6 +8,8 @@ Shapes: B batch, S sequence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from megajax.config.base import ConfigError
@@ -22,7 +24,7 @@ class FillInTheMiddle:
     """Rearranges the documents of samples.
 
     Args:
-        config: how often, and how often suffix first.
+        config: how often, how often suffix first, and names of the tokens.
         tokenizer: cuts are made between characters, not between tokens.
         seed: what follows from it besides the sample number.
 
@@ -32,8 +34,8 @@ class FillInTheMiddle:
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer, seed: int):
         self._rate, self._spm_rate = config.fim_rate, config.fim_spm_rate
-        self._tokenizer, self._seed = tokenizer, seed
-        self._ids = _special_ids(tokenizer)
+        self._tokenizer, self._seed, self._prefix = tokenizer, seed, tokenizer.prefix
+        self._ids = _special_ids(tokenizer, config.fim_tokens)
 
     def __call__(self, rows: np.ndarray, sample_ids: np.ndarray) -> np.ndarray:
         """Rearrange rows [B, S+1] in place; return how many tokens of each are left or fit in, [B]."""
@@ -53,7 +55,9 @@ class FillInTheMiddle:
 
     def _document(self, document: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
         end = np.count_nonzero(document == self._tokenizer.eod_id)  # where it was cut: 0 or 1
-        body = document[: len(document) - end]
+        begun = tuple(document[: len(self._prefix)].tolist()) == self._prefix
+        head = document[: len(self._prefix)] if begun else document[:0]
+        body = document[len(head) : len(document) - end]
         if not body.size or not rng.binomial(1, self._rate):
             return document
         text = self._tokenizer.decode(body.tolist())
@@ -64,14 +68,21 @@ class FillInTheMiddle:
         prefix, middle, suffix = self._tokenizer.encode_batch([text[:a], text[a:b], text[b:]])
         P, M, S = self._ids
         parts = [P, S, *suffix, M, *prefix, *middle] if suffix_first else [P, *prefix, S, *suffix, M, *middle]
-        return np.concatenate([np.array(parts, document.dtype), document[len(body) :]])
+        return np.concatenate([head, np.array(parts, document.dtype), document[len(head) + len(body) :]])
 
 
-def _special_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    for spelling in _SPELLINGS:
-        ids = [tokenizer.id_of(spelling.format(role)) for role in _ROLES]
+def _special_ids(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
+    """Ids of prefix, middle and suffix: of the names that the user gave, or of the usual ones."""
+    if names and len(names) != len(_ROLES):
+        raise ConfigError(f"data.fim_tokens has {len(names)} names: expected those of prefix, middle and suffix")
+    tried = [tuple(names)] if names else [tuple(spelling.format(role) for role in _ROLES) for spelling in _SPELLINGS]
+    for spelt in tried:
+        ids = [tokenizer.id_of(name) for name in spelt]
         found = tuple(i for i in ids if i is not None)
         if len(found) == len(_ROLES):
             return found
-    names = ", ".join(_SPELLINGS[0].format(role) for role in _ROLES)
-    raise ConfigError(f"data.fim_rate needs a tokenizer with {names}: add them to it, or set data.fim_rate to 0")
+    missing = " or ".join(", ".join(name for name in spelt if tokenizer.id_of(name) is None) for spelt in tried)
+    raise ConfigError(
+        f"data.fim_rate: the tokenizer has no token {missing}: name three that it has as data.fim_tokens (for prefix, "
+        "middle, suffix; unused ones will do), list them in an added_tokens.json beside it, or set data.fim_rate to 0"
+    )

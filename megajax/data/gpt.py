@@ -19,6 +19,7 @@ from megajax.data.cache import fingerprint, load_or_build
 from megajax.data.dataset import Batch
 from megajax.data.fim import FillInTheMiddle
 from megajax.data.tokenizers import Tokenizer
+from megajax.data.vocabulary import check_vocabulary
 
 _BLOCK = 1 << 16
 
@@ -201,14 +202,5 @@ class GPTDataset:
         stops[tails] = starts[tails] + end + 1
         starts[heads] += start
         tokens = self._indexed.gather(starts, stops)
-        self._check_vocabulary(tokens)
+        check_vocabulary(tokens, self._tokenizer.vocab_size, self._indexed.bin_path)
         return tokens.astype(np.int32).reshape(len(sample_ids), -1)
-
-    def _check_vocabulary(self, tokens: np.ndarray) -> None:
-        size = self._tokenizer.vocab_size
-        for token in (int(tokens.max()), int(tokens.min())):
-            if not 0 <= token < size:
-                raise ConfigError(
-                    f"{self._indexed.bin_path}: token id {token} outside the vocabulary of {size}; "
-                    "the file was written with another tokenizer: set tokenizer.* to that one"
-                )

@@ -8,6 +8,7 @@ import numpy as np
 
 from megajax.data.indexed import IndexedDataset
 from megajax.data.tokenizers import Tokenizer
+from megajax.data.vocabulary import check_vocabulary
 
 _SHOWN = 300
 _QUANTILES = {"shortest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 0.99, "longest": 1.0}
@@ -22,7 +23,7 @@ def describe_token_files(prefix: str | Path, tokenizer: Tokenizer | None = None,
         documents: how many of them to show.
 
     Raises:
-        ConfigError: the pair cannot be read.
+        ConfigError: the pair cannot be read, or holds an id that the tokenizer lacks.
     """
     indexed = IndexedDataset(prefix)
     starts = np.append(indexed.pointers // indexed.dtype.itemsize, indexed.lengths.sum(dtype=np.int64))
@@ -40,7 +41,11 @@ def describe_token_files(prefix: str | Path, tokenizer: Tokenizer | None = None,
     for number in np.flatnonzero(tokens)[:documents]:
         first, end = indexed.document_index[number : number + 2]
         lines.append(f"document {number}:")
-        lines.extend(f"    {_show(indexed.get(sequence, length=_SHOWN), tokenizer)}" for sequence in range(first, end))
+        for sequence in range(first, end):
+            ids = indexed.get(sequence, length=_SHOWN)
+            if tokenizer is not None:
+                check_vocabulary(ids, tokenizer.vocab_size, indexed.bin_path)
+            lines.append(f"    {_show(ids, tokenizer)}")
     return "\n".join(lines)
 
 

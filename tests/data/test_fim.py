@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -6,7 +9,7 @@ from hypothesis import strategies as st
 from megajax.config import ConfigError, DataConfig
 from megajax.data.fim import FillInTheMiddle
 from megajax.data.gpt import GPTDataset
-from megajax.data.tokenizers import NullTokenizer
+from megajax.data.tokenizers import NullTokenizer, SentencePieceTokenizer, train_sentencepiece
 from megajax.data.tokenizers.tokenizer import Tokenizer
 
 PREFIX, MIDDLE, SUFFIX, EOD = 256, 257, 258, 259
@@ -107,5 +110,33 @@ def test_a_sample_does_not_depend_on_what_was_read_before(write_documents, tmp_p
 
 
 def test_a_tokenizer_without_the_special_tokens_is_refused():
-    with pytest.raises(ConfigError, match=r"^data\.fim_rate needs a tokenizer with <fim_prefix>, <fim_middle>"):
+    """The line says which are missing, and what can be done."""
+    missing = r"no token <fim_prefix>, <fim_middle>, <fim_suffix> or <\|fim_prefix\|>, .*: name three .*fim_tokens"
+    with pytest.raises(ConfigError, match=missing):
         FillInTheMiddle(DataConfig(fim_rate=0.5), NullTokenizer(9), 1)
+
+
+def test_tokens_of_other_names(tmp_path: Path):
+    """Unused tokens of a vocabulary will do, or such as are added to it."""
+    train_sentencepiece(["hello world"], tmp_path / "tokenizer.model", 270)
+    added = {"<PRE>": 270, "<MID>": 271, "<SUF>": 272}
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    tokenizer = SentencePieceTokenizer(tmp_path / "tokenizer.model")
+    config = DataConfig(fim_rate=1, fim_tokens=("<PRE>", "<MID>", "<SUF>"))
+    made = FillInTheMiddle(config, tokenizer, 1).rearranged(np.array(tokenizer.encode("hello world")), 0).tolist()
+    assert [token for token in made if token >= 270] == [270, 272, 271]
+    with pytest.raises(ConfigError, match="no token <MIDDLE>: name three"):
+        FillInTheMiddle(DataConfig(fim_rate=1, fim_tokens=("<PRE>", "<MIDDLE>", "<SUF>")), tokenizer, 1)
+    with pytest.raises(ConfigError, match="fim_tokens has 2 names"):
+        FillInTheMiddle(DataConfig(fim_rate=1, fim_tokens=("<PRE>", "<SUF>")), tokenizer, 1)
+
+
+def test_the_beginning_stays_where_it_is():
+    """A beginning of sequence is no part of the text that is cut."""
+    tokenizer = Bytes()
+    tokenizer.prefix = (7,)
+    tokens = np.array([7, *b"hello world", EOD, 7, *b"and more"], np.int32)
+    made = FillInTheMiddle(DataConfig(fim_rate=1), tokenizer, 1).rearranged(tokens, 3)
+    documents = documents_of(made)
+    assert [document[:2] for document in documents] == [[7, PREFIX], [7, PREFIX]]
+    assert [filled_in(document[1:]) for document in documents] == ["hello world", "and more"]

@@ -76,11 +76,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _id(self, name: str) -> int:
         """Id of a piece, which is appended where the model lacks it."""
-        found = self._model.piece_to_id(name)
-        if self._model.id_to_piece(found) == name:
+        if (found := self.id_of(name)) is not None:
             return found
-        if name in self._added:
-            return len(self._model) + self._added.index(name)
         self._added.append(name)
         return len(self._model) + len(self._added) - 1
 
@@ -99,6 +96,13 @@ class SentencePieceTokenizer(Tokenizer):
             run = list(group)
             text += self._model.decode(run) if is_piece else "".join(self._added[i - size] for i in run)
         return text
+
+    def id_of(self, name: str) -> int | None:
+        """Return the id of a piece; None where there is none."""
+        if name in self._added:
+            return len(self._model) + self._added.index(name)
+        found = self._model.piece_to_id(name)
+        return found if self._model.id_to_piece(found) == name else None
 
     def as_fast(self) -> tokenizers.Tokenizer:
         """Return what does the same with the same pieces (`convert`)."""

@@ -15,6 +15,7 @@ import tokenizers
 from megajax.config.base import ConfigError
 
 Identity = dict[str, str | int]
+_SPACES = {"line ends": "\n", "tabs": "\t", "double spaces": "  "}
 ROLES = ("eos", "bos", "pad", "unk", "cls", "sep", "mask")
 """What special tokens are for, in the words of Hugging Face."""
 
@@ -92,6 +93,15 @@ class Tokenizer(ABC):
         texts = self.encode_batch(parts[::2])
         marks = [[self.special[name]] for name in parts[1::2]] + [[]]
         return [i for pair in zip(texts, marks, strict=True) for ids in pair for i in ids]
+
+    def lost_spaces(self) -> dict[str, str]:
+        """Return the kinds of space that become the same ids as a single one, by name, and how each is written."""
+        try:
+            single, *others = self.encode_batch(["a b", *(f"a{spaces}b" for spaces in _SPACES.values())])
+        except ConfigError:  # letters are no text here
+            return {}
+        unknown = set(single) == {self.unk_id}
+        return {name: _SPACES[name] for name, ids in zip(_SPACES, others, strict=True) if ids == single and not unknown}
 
     def probes(self, texts: Iterable[str]) -> list[str]:
         """Return those of some texts that the tokenizer can read, all unless it says otherwise, and its own names."""
