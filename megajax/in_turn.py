@@ -15,8 +15,13 @@ import jax
 T = TypeVar("T")
 
 
+def take_turns() -> bool:
+    """Whether programs have to be waited for: on several CPU devices."""
+    return jax.default_backend() == "cpu" and jax.device_count() > 1
+
+
 def in_turn(result: T) -> T:
-    """Pass on the result of a program that has collectives; on several CPU devices, once it is there."""
-    if jax.default_backend() == "cpu" and jax.device_count() > 1:
+    """Pass on the result of a program that has collectives; where programs take turns, once it is there."""
+    if take_turns():
         jax.block_until_ready(result)
     return result

@@ -36,7 +36,7 @@ class OptimConfig:
     warmup_init_lr: NonNegativeFloat = 0.0
     """Learning rate at the start of warm-up."""
     warmup_steps: NonNegativeInt = 0
-    """Linear warm-up, in steps (times the global batch size)."""
+    """Linear warm-up, in steps, whatever batch sizes the run has."""
     warmup_samples: NonNegativeInt = 0
     """Linear warm-up, in samples."""
     warmup_fraction: Fraction | None = None

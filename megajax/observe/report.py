@@ -33,6 +33,7 @@ import jax
 import numpy as np
 
 from megajax.config.train import LogConfig
+from megajax.in_turn import take_turns
 from megajax.models.losses import BESIDES
 from megajax.observe.clock import Clock
 from megajax.observe.goodput import Ledger, describe_goodput, goodput
@@ -64,6 +65,7 @@ class Reporter:
         self._throughput = throughput
         self._clock = clock
         self._late = LateMetrics()
+        self._lap: tuple[float, float] | None = None
         self._interval = Interval()
         self.pace = Pace(clock)
         self.memory = MemoryWatch()
@@ -103,13 +105,16 @@ class Reporter:
         """
         with self._clock.during("device"):
             done = self._late.push(step, samples, batch_size, scalars)
-        return self._report(done)
+        # A step that was waited for has ended here, not where it is read.
+        lap, self._lap = self._lap, self.pace.lap() if take_turns() else None
+        return self._report(done, lap)
 
     def flush(self) -> StepMetrics | None:
         """Wait for the step that is held back, report and return it."""
         with self._clock.during("device"):
             done = self._late.pop()
-        return self._report(done)
+        lap, self._lap = self._lap, None
+        return self._report(done, lap)
 
     def during(self, cause: str) -> AbstractContextManager[None]:
         """Book what happens inside to a cause; unless that is "input", the time per step leaves it out."""
@@ -132,7 +137,7 @@ class Reporter:
 
     def rewind(self, step: int) -> None:
         """Return to the checkpoint of `step`: records of later steps are discarded, their time is lost."""
-        self._late, self._interval, self._resumed_step = LateMetrics(), Interval(), step
+        self._late, self._lap, self._interval, self._resumed_step = LateMetrics(), None, Interval(), step
         self.pace.start()
         if self._reports:
             self._ledger.rewind(step)
@@ -150,10 +155,11 @@ class Reporter:
         self._writers = self._exit.enter_context(writers)
         self._advance = self._exit.enter_context(progress_bar(self._total_steps, self._resumed_step))
 
-    def _report(self, done: StepMetrics | None) -> StepMetrics | None:
+    def _report(self, done: StepMetrics | None, lap: tuple[float, float] | None) -> StepMetrics | None:
+        """Report a step whose lap was taken when it ended, or else ends as it is read."""
         if done is None:
             return None
-        seconds, input_seconds = self.pace.lap()
+        seconds, input_seconds = lap or self.pace.lap()
         loss, skipped = done.scalars["lm loss"], bool(done.scalars["skipped"])
         self._interval.add(loss, skipped, done.batch_size, seconds, input_seconds)
         if self._reports:

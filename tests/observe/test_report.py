@@ -80,6 +80,20 @@ def test_a_small_run(tmp_path, capsys):
     assert records[4]["timing"].keys() >= {"goodput", "iteration-time-p50", "iteration-time-p99", "iteration-time-max"}
 
 
+def test_every_step_of_simulated_devices_has_its_own_time(tmp_path):
+    """Case W17: the first one, the last one, and those around an evaluation. Dispatching a step waits for it here."""
+    with open_reporter(tmp_path) as reporter:
+        for step in range(1, 6):
+            time.sleep(0.02 * step)
+            reporter.step(step, 4 * step, 4, device_metrics(1.0))
+            if step == 3:
+                reporter.flush()
+                with reporter.during("evaluation"):
+                    time.sleep(0.3)
+    times = [record["timing"]["iteration-time"] for record in read_records(tmp_path)]
+    assert [0.02 * step < seconds < 0.02 * step + 0.2 for step, seconds in enumerate(times, start=1)] == [True] * 5
+
+
 def test_goodput_is_told_when_a_run_resumes(tmp_path, capsys):
     for resumed in (0, 2):
         with open_reporter(tmp_path, resumed) as reporter:
