@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 from megajax.config.base import ConfigError
 from megajax.config.cluster import ClusterConfig
 
 Environment = Mapping[str, str]
+_SLURM_HOSTS = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+"""Who is in the step; the later ones may list the whole job, of which a step can take a part (srun --nodes)."""
 
 
 @dataclass(frozen=True)
@@ -147,12 +150,38 @@ def _open_mpi(environ: Environment) -> str | None:
 
 
 def _slurm(environ: Environment) -> str | None:
-    """The step's first node: "node[003-010,12],other" -> node003; a port made from the step's number."""
-    first = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,]*)", environ.get("SLURM_STEP_NODELIST", ""))
-    if first is None or "SLURM_JOB_ID" not in environ:
+    """The step's first node, and a port made from the step's number."""
+    name = next((name for name in _SLURM_HOSTS if environ.get(name)), None)
+    if name is None or "SLURM_JOB_ID" not in environ:
         return None
+    hosts, tasks = host_names(environ[name]), _tasks_per_node(environ)
+    if not hosts:
+        raise ConfigError(f"{name}={environ[name]!r} in the environment is no list of hosts: correct or unset it")
+    if name != _SLURM_HOSTS[0] and len(tasks) != len(hosts):
+        return None  # perhaps the hosts of a job that is larger than the step: nothing says which are the step's
     port = _port(_number(environ, "SLURM_JOB_ID") + 7 * _number(environ, "SLURM_STEP_ID", "0"))
-    return f"{first[1]}{first[2] or ''}{first[3]}:{port}"
+    return f"{hosts[0]}:{port}"
+
+
+def host_names(text: str) -> list[str]:
+    """Expand a list of hosts as SLURM writes it: `a[01-02,7]b[1-2],c` -> a01b1, a01b2, a02b1, ..., a7b2, c.
+
+    Numbers keep their leading zeros, the last bracket counts fastest. Empty where the text is no such list.
+    """
+    span = r"\d+(?:-\d+)?"
+    name = rf"(?:[^\[\],\s]|\[{span}(?:,{span})*\])+"
+    if not re.fullmatch(rf"{name}(?:,{name})*", text):
+        return []
+    expanded = [[*product(*map(_expand, re.split(r"(\[.*?\])", part)))] for part in re.findall(name, text)]
+    return ["".join(pieces) for part in expanded for pieces in part] if all(expanded) else []
+
+
+def _expand(piece: str) -> list[str]:
+    """What a bracket stands for: `[08-10,12]` -> 08, 09, 10, 12; a piece between brackets stands for itself."""
+    if not piece.startswith("["):
+        return [piece]
+    spans = [span.partition("-") for span in piece[1:-1].split(",")]
+    return [f"{n:0{len(first)}}" for first, _, last in spans for n in range(int(first), int(last or first) + 1)]
 
 
 def _slurm_local(environ: Environment) -> int | None:
@@ -161,9 +190,11 @@ def _slurm_local(environ: Environment) -> int | None:
 
 
 def _tasks_per_node(environ: Environment) -> list[int]:
-    """Tasks of every node: "4(x2),3" -> 4, 4, 3."""
+    """Tasks of every node of the step: `4(x2),3` -> 4, 4, 3; empty where only those of a larger job are told."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", ""))
-    return [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
+    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    tasks = [int(count) for count, times in counts for _ in range(int(times or 1))]
+    return tasks if sum(tasks) == _number(environ, "SLURM_STEP_NUM_TASKS") else []
 
 
 def _port(job: int) -> int:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from megajax.cluster.detect import Launch, detect
+from megajax.cluster.detect import Launch, detect, host_names
 from megajax.config import ClusterConfig, ConfigError
 
 SLURM = {  # srun --nodes=3 --ntasks=11, on the second node
@@ -18,6 +23,14 @@ SLURM = {  # srun --nodes=3 --ntasks=11, on the second node
     "SLURM_NODEID": "1",
     "SLURM_PROCID": "5",
     "SLURM_LOCALID": "1",
+}
+PART = {
+    "SLURM_STEP_NODELIST": "gpu[008,012]",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "4,3",
+    "SLURM_TASKS_PER_NODE": "4(x2),3",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "0",
 }
 BATCH_SCRIPT = {  # the shell of sbatch, before srun
     "SLURM_JOB_ID": "5127",
@@ -54,6 +67,10 @@ JOBSET = {
 }
 
 
+def without(environ: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in names}
+
+
 def found(environ: dict[str, str], **keys: object) -> Launch:
     return detect(environ, ClusterConfig(**keys))
 
@@ -66,9 +83,15 @@ def found(environ: dict[str, str], **keys: object) -> Launch:
         (SLURM, Launch("SLURM", 11, 5, "gpu007:62471", 1, 4, 3)),
         (SLURM | {"SLURM_STEP_ID": "2"}, Launch("SLURM", 11, 5, "gpu007:62485", 1, 4, 3)),
         (SLURM | {"SLURM_STEP_NODELIST": "a3-x,b[1-2]"}, Launch("SLURM", 11, 5, "a3-x:62471", 1, 4, 3)),
-        (SLURM | {"SLURM_STEP_NODELIST": "rack[2,4]n"}, Launch("SLURM", 11, 5, "rack2n:62471", 1, 4, 3)),
+        (SLURM | {"SLURM_STEP_NODELIST": "rack[2-4]n"}, Launch("SLURM", 11, 5, "rack2n:62471", 1, 4, 3)),
+        (SLURM | {"SLURM_STEP_NODELIST": "a[01-02]b[1-2]"}, Launch("SLURM", 11, 5, "a01b1:62471", 1, 4, 3)),
+        # srun --nodes=2 --ntasks=7 in the same job, on its last two nodes
+        (SLURM | PART, Launch("SLURM", 7, 4, "gpu008:62471", 0, 3, 2)),
+        (without(SLURM, "SLURM_STEP_NODELIST"), Launch("SLURM", 11, 5, "gpu007:62471", 1, 4, 3)),
+        (without(SLURM | PART, "SLURM_STEP_TASKS_PER_NODE"), Launch("SLURM", 7, 4, "gpu008:62471", 0, None, None)),
+        (SLURM | {"SLURM_STEP_NODELIST": "", "SLURM_NODELIST": "n[3-5]"}, Launch("SLURM", 11, 5, "n3:62471", 1, 4, 3)),
         (SLURM | {"SLURM_NODEID": "2", "SLURM_PROCID": "10"}, Launch("SLURM", 11, 10, "gpu007:62471", 1, 3, 3)),
-        (SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, Launch("SLURM", 1, 0, None, 1, 4)),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, Launch("SLURM", 1, 0, None, 1, None)),
         # 1531576320 / 2^12 = 373920, of which 1184 over a multiple of 4096
         (OPEN_MPI_4, Launch("Open MPI", 16, 9, "10.96.0.1:62624", 1, 8)),
         (
@@ -135,9 +158,56 @@ def test_loopback_on_one_host():
         (TORCHRUN | {"RANK": "-1"}, {}, "RANK='-1' in the environment is not a number"),
         (TORCHRUN | {"WORLD_SIZE": "all"}, {}, "WORLD_SIZE='all' in the environment is not a number"),
         ({"WORLD_SIZE": "2", "RANK": "0"}, {}, "nothing says where process 0 is: set JAX_COORDINATOR_ADDRESS"),
+        # the hosts of the job alone, of which the step has two
+        (without(SLURM | PART, "SLURM_STEP_NODELIST"), {}, "nothing says where process 0 is: set JAX_COORDINATOR"),
+        (SLURM | {"SLURM_STEP_NODELIST": "gpu[7-"}, {}, r"SLURM_STEP_NODELIST='gpu\[7-' in the environment is no list"),
+        (
+            SLURM | {"SLURM_STEP_NODELIST": "gpu[9-7]"},
+            {},
+            "in the environment is no list of hosts: correct or unset it",
+        ),
     ],
 )
 def test_contradictions_are_one_line(environ: dict[str, str], keys: dict[str, object], message: str):
     with pytest.raises(ConfigError, match=message) as caught:
         found(environ, **keys)
     assert "\n" not in str(caught.value)
+
+
+HOST_LISTS = {
+    "single": ["single"],
+    "a,b-3,c": ["a", "b-3", "c"],
+    "node[1-3,7]": ["node1", "node2", "node3", "node7"],
+    "gpu[007-008,012]": ["gpu007", "gpu008", "gpu012"],
+    "x[9-11]": ["x9", "x10", "x11"],
+    "x[09-11],y[099-100]": ["x09", "x10", "x11", "y099", "y100"],
+    "n[1]": ["n1"],
+    "a[01-02]b[1-2]": ["a01b1", "a01b2", "a02b1", "a02b2"],
+    "r[1,3]n[8-9],login,r7n[08]": ["r1n8", "r1n9", "r3n8", "r3n9", "login", "r7n08"],
+    "n-a-[1-2]-[0-1],z": ["n-a-1-0", "n-a-1-1", "n-a-2-0", "n-a-2-1", "z"],
+}
+SUFFIXES = {
+    "rack[2,4]n": ["rack2n", "rack4n"],
+    "r[1-2]n[08]-ib,login": ["r1n08-ib", "r2n08-ib", "login"],
+}  # which older SLURMs do not write
+
+
+@pytest.mark.parametrize("text", [*HOST_LISTS, *SUFFIXES])
+def test_lists_of_hosts(text: str):
+    assert host_names(text) == (HOST_LISTS | SUFFIXES)[text]
+
+
+@pytest.mark.parametrize("text", ["", "n[1-3", "n]1[", "n[a-b]", "a,n[3-1]", "n[]", "a,,b"])
+def test_what_is_no_list_of_hosts(text: str):
+    assert host_names(text) == []
+
+
+@pytest.mark.skipif(shutil.which("scontrol") is None, reason="SLURM is not installed: no scontrol")
+@pytest.mark.parametrize("text", HOST_LISTS)
+def test_slurm_itself_expands_them_so(text: str, tmp_path: Path):
+    (tmp_path / "slurm.conf").write_text("ClusterName=test\nSlurmctldHost=localhost\nNodeName=localhost CPUs=1\n")
+    shown = subprocess.run(
+        ["scontrol", "show", "hostnames", text],
+        env=os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert shown.stdout.split() == host_names(text)
