@@ -18,8 +18,7 @@ ARG UID=1000
 RUN useradd --create-home --uid "$UID" megajax
 WORKDIR /megajax
 
-# The dependencies come first: they change less often than the code. Editable, since presets, recipes and launch/ are
-# files beside the package and not in it.
+# The dependencies come first: they change less often than the code, which an editable installation finds in place.
 COPY pyproject.toml README.md LICENSE ./
 RUN mkdir megajax && touch megajax/__init__.py && pip install --no-cache-dir --editable ".[cuda13]"
 COPY megajax megajax

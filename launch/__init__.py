@@ -1,1 +1,1 @@
-"""Tools that start, restart and check runs: see launch/README.md. They run from the root of the repository."""
+"""Tools that start, restart and check runs: see launch/README.md. They run from any folder."""

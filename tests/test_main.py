@@ -15,7 +15,7 @@ def test_every_module_that_can_be_started_is_listed(capsys):
     assert "  python -m megajax.train      train a model" in lines
     assert "  python -m launch.local       a multi-process job on this machine" in lines
     assert any(line.split()[:3] == ["llama3_8b", "Llama", "3"] for line in lines)
-    assert all(len(line) < 120 for line in lines)
+    assert all(len(line) < 120 for line in lines if line.startswith("  "))
 
 
 def test_the_list_is_complete():
