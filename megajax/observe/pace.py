@@ -16,6 +16,8 @@ from megajax.observe.hosts import COLUMNS, describe_hosts
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 REMEMBERED = 10_000
 """Newest steps that percentiles are over."""
+ENOUGH = 10
+"""Steps before anybody is called slow: of fewer, what one process happened to wait for once is a large part."""
 
 
 class Pace:
@@ -26,7 +28,8 @@ class Pace:
         self._laps, self._own = Meter(clock), Meter(clock)
         self._times: deque[float] = deque(maxlen=REMEMBERED)
         self._first = True
-        self._wall = 0.0
+        self._unjudged, self._wall = 0, 0.0
+        self._table: np.ndarray | float = 0.0
 
     def start(self) -> None:
         """The next lap begins now."""
@@ -42,6 +45,7 @@ class Pace:
             self._own.read()
         else:
             self._times.append(seconds)
+            self._unjudged += 1
             self._wall += seconds
         return seconds, spent.get("input", 0.0)
 
@@ -51,14 +55,19 @@ class Pace:
         return [0.0 if self._first else spent.get(column, 0.0) for column in COLUMNS]
 
     def hosts(self, table: np.ndarray, names: Sequence[str]) -> str | None:
-        """Which processes are slower than the others, if any (`describe_hosts`).
+        """Which processes are slower than the others, if any (`describe_hosts`), over `ENOUGH` steps or more.
 
         Args:
-            table: Rows of all processes since the last call, summed, [P, 2].
+            table: Rows of all processes since the last call, summed, [P, 2]; kept for later calls while the steps are
+                too few.
             names: Host of every process.
         """
-        wall, self._wall = self._wall, 0.0
-        return describe_hosts(table, wall, names)
+        self._table = self._table + table
+        if self._unjudged < ENOUGH:
+            return None
+        seconds, wall = self._table, self._wall
+        self._table, self._unjudged, self._wall = 0.0, 0, 0.0
+        return describe_hosts(seconds, wall, names)
 
     def percentiles(self, last: int = REMEMBERED) -> dict[str, float]:
         """Median, 90th and 99th percentile and maximum of the last steps, in seconds; none before the second step."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from megajax.observe.clock import Clock
-from megajax.observe.pace import REMEMBERED, Pace
+from megajax.observe.pace import ENOUGH, REMEMBERED, Pace
 
 
 class Hands:
@@ -71,9 +71,23 @@ def test_memory_is_bounded(hands):
 def test_hosts_are_measured_against_the_steps_since(hands):
     clock = Clock(hands)
     pace = Pace(clock)
-    for device in (60.0, 1.0, 1.0):
+    table, names = np.array([[0.01, 0.1], [0.01, 0.1], [5.0, 0.1]]), ("a", "b", "c")
+    for device in (60.0, *ENOUGH * [1.0]):
         take_step(clock, hands, device=device)
         pace.lap()
-    table = np.array([[0.01, 0.1], [0.01, 0.1], [0.5, 0.1]])
-    assert "in 2.0 s of steps" in pace.hosts(table, ("a", "b", "c"))
-    assert "in 0.0 s of steps" in pace.hosts(table, ("a", "b", "c"))
+    assert "in 10.0 s of steps" in pace.hosts(table, names)
+    assert pace.hosts(table, names) is None  # no step since
+
+
+def test_nobody_is_called_slow_after_a_few_steps(hands):
+    """Case V12: two steps were enough. What was measured in them is not lost."""
+    clock = Clock(hands)
+    pace = Pace(clock)
+    slow, fine = np.array([[0.01, 0.1], [2.0, 0.1]]), np.array([[0.1, 0.1], [0.1, 0.1]])
+    for step in range(ENOUGH + 1):
+        take_step(clock, hands, device=1.0)
+        pace.lap()
+        said = pace.hosts(slow if step == 1 else fine, ("a", "b"))
+        assert (said is not None) == (step == ENOUGH)
+    # 9 steps of 0.1 s and one of 0.01 or 2 s, and what the first has given: 0.1 s
+    assert said.endswith("slow: process 1 (b), input 3.000 s (median 1.010 s)")
