@@ -14,6 +14,7 @@ from pathlib import Path
 
 from megajax.checkpoint.hf.source import PRECISIONS
 from megajax.checkpoint.megatron.read import is_megatron
+from megajax.cluster.detect import require_one_process
 from megajax.config import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.training.huggingface import export_model, import_model
@@ -27,6 +28,7 @@ ONLY = {"import": ("words", "interleaved_rope", "draw_heads", "ignore_args"), "e
 def main(argv: list[str]) -> None:
     """The command line."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
+    require_one_process("conversion")
     given = _parser().parse_intermixed_args(argv)
     for action, names in ONLY.items():
         for name in names:

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from megajax.cluster.detect import require_one_process
 from megajax.config import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.evaluation.documents import Documents, evaluate_documents
@@ -33,6 +34,7 @@ Result = WikiText | Lambada | Documents
 def main(argv: list[str]) -> None:
     """The numbers go to stdout, everything said about them to stderr."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
+    require_one_process("evaluation")
     args = _parser().parse_intermixed_args(argv)
     trained = load_model(args.run_dir, args.step, args.words, purpose=f"--task {args.task}", families=("gpt",))
     result = evaluate(

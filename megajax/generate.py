@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from megajax.cluster.detect import require_one_process
 from megajax.config import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.data.chat import Message
@@ -33,6 +34,7 @@ FAMILIES = ("gpt", "t5")
 def main(argv: list[str]) -> None:
     """Continuations go to stdout, everything said about them to stderr."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
+    require_one_process("generation")
     args = _parser().parse_intermixed_args(argv)
     options = Options(
         tokens=args.tokens,

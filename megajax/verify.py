@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
+from megajax.cluster.detect import require_one_process
 from megajax.config import Config, ConfigError
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.parallel.mesh import compile_fast, simulate_devices
@@ -37,6 +38,7 @@ SHORT = {op: "".join(word[0] for word in op.split("-")) for op in OPS}
 @entry_point
 def main(argv: list[str]) -> int:
     """The command line; 1 if a layout is outside the yardstick."""
+    require_one_process("verification")
 
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--devices", type=int, default=8, metavar="N", help="simulated CPU devices (default: 8)")

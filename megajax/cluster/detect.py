@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -83,6 +84,20 @@ def detect(environ: Environment, config: ClusterConfig) -> Launch:
             missing = " and ".join(name for name, found in needed.items() if not found)
             notes.append(f"{source.name}: {missing} not set, so this process runs alone")
     return Launch("no launcher found", note="; ".join(notes))
+
+
+def require_one_process(what: str, environ: Environment = os.environ) -> None:
+    """Refuse to do `what` as one of several processes, each of which would do all of it.
+
+    Raises:
+        ConfigError: a launcher says that there are others.
+    """
+    launch = detect(environ, ClusterConfig())
+    if launch.processes > 1:
+        raise ConfigError(
+            f"{what} runs in one process, and this is process {launch.process} of {launch.processes} "
+            f"({launch.source}): start it once, without a launcher; it may use all devices of its host"
+        )
 
 
 def _read(source: _Source, environ: Environment) -> Launch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,19 @@ def test_slurm_itself_expands_them_so(text: str, tmp_path: Path):
         env=os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert shown.stdout.split() == host_names(text)
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "what"),
+    [
+        ("generate", ["runs/any", "--prompt", "a"], "generation"),
+        ("evaluate", ["runs/any", "--task", "lambada", "--data", "a"], "evaluation"),
+        ("convert", ["export", "runs/any", "--out", "a"], "conversion"),
+        ("verify", ["verify/gpt_tiny"], "verification"),
+    ],
+)
+def test_what_one_process_does_is_not_done_by_several(module, words, what, monkeypatch, capsys):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert import_module(f"megajax.{module}").main(words) == 2
+    assert f"error: {what} runs in one process, and this is process 11 of 16 (torchrun's" in capsys.readouterr().err
