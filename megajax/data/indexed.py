@@ -259,11 +259,11 @@ class IndexedWriter:
         self._filled = 0
 
     def _write(self, tokens: np.ndarray) -> None:
-        limits = np.iinfo(self._dtype)
-        if len(tokens) and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
-            wrong = tokens[(tokens < limits.min) | (tokens > limits.max)][0]
-            raise ConfigError(f"{self._prefix}: token id {wrong} does not fit {self._dtype.name}")
         self._ids.add(tokens)
+        limits = np.iinfo(self._dtype)
+        for token, _ in self._ids.ends:
+            if not limits.min <= token <= limits.max:
+                raise ConfigError(f"{self._prefix}: token id {token} does not fit {self._dtype.name}")
         self._bin.write(tokens.astype(self._dtype).data)
 
     def _write_index(self) -> None:

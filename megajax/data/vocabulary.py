@@ -38,18 +38,19 @@ class IdRange:
 
     def __init__(self) -> None:
         self._seen = 0
-        self._ends: list[Found] = []
+        self.ends: list[Found] = []
+        """Of the tokens so far; empty before the first."""
 
     def add(self, tokens: np.ndarray) -> None:
         """Take in the next tokens of the file."""
         if len(tokens):
             low, high = int(tokens.min()), int(tokens.max())
-            if not self._ends:
-                self._ends = [self._found(tokens, low), self._found(tokens, high)]
-            if low < self._ends[0].token:
-                self._ends[0] = self._found(tokens, low)
-            if high > self._ends[1].token:
-                self._ends[1] = self._found(tokens, high)
+            if not self.ends:
+                self.ends = [self._found(tokens, low), self._found(tokens, high)]
+            if low < self.ends[0].token:
+                self.ends[0] = self._found(tokens, low)
+            if high > self.ends[1].token:
+                self.ends[1] = self._found(tokens, high)
             self._seen += len(tokens)
 
     def _found(self, tokens: np.ndarray, token: int) -> Found:
@@ -58,7 +59,7 @@ class IdRange:
     def note(self, indexed: IndexedDataset) -> None:
         """Write it beside the files, whose tokens all were taken in."""
         with atomic_write(note_path(indexed.bin_path)) as file:
-            file.write(json.dumps({"contents": _contents(indexed), "smallest_and_largest": self._ends}).encode())
+            file.write(json.dumps({"contents": _contents(indexed), "smallest_and_largest": self.ends}).encode())
 
 
 def note_path(bin_path: Path) -> Path:
