@@ -116,6 +116,8 @@ def test_logits_are_those_of_megatron(tmp_path: Path, case: str) -> None:
         (MIXTURE | {"moe_router_load_balancing_type": "sinkhorn"}, "moe_router_load_balancing_type sinkhorn"),
         (MIXTURE | {"moe_router_score_function": "sigmoid"}, "args.moe_router_score_function sigmoid"),
         ({"position_embedding_type": "yarn"}, "args.position_embedding_type yarn"),
+        ({"hidden_size": None}, "the checkpoint's args lack hidden_size"),
+        ({"num_layers": -1}, "the checkpoint's args give model.num_layers = -1: Input should be greater than 0"),
         ({"residual_gain": 2, "z": [1]}, r"residual_gain = 2, args.z = \[1\] .* --ignore-args residual_gain,z"),
     ],
 )

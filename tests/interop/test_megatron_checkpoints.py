@@ -116,9 +116,35 @@ def save_ranks(folder: Path, c: ModelConfig, tensor: int, pipe: int, chunks: int
     return ours
 
 
-def save_distributed(folder: Path, c: ModelConfig) -> Tensors:
+def layer_by_layer() -> Any:
+    """A planner that writes every row of a tensor as a piece of its own, as Megatron-LM's sharded tensors are."""
+    from torch import Size
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+    class Planner(DefaultSavePlanner):
+        def create_local_plan(self) -> SavePlan:
+            items = []
+            for name, tensor in self.state_dict.items():
+                about = TensorProperties.create_from_tensor(tensor)
+                for row in range(len(tensor)):
+                    offsets, sizes = Size((row, *[0] * (tensor.ndim - 1))), Size((1, *tensor.shape[1:]))
+                    data = TensorWriteData(ChunkStorageMetadata(offsets, sizes), about, tensor.shape)
+                    items.append(WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data))
+            self.plan = SavePlan(items, planner_data=self.mappings)
+            return self.plan
+
+        def lookup_object(self, index: MetadataIndex) -> Any:
+            assert index.offset is not None
+            return self.state_dict[index.fqn][index.offset[0] :][:1].clone()
+
+    return Planner()
+
+
+def save_distributed(folder: Path, c: ModelConfig, *, pieces: bool) -> Tensors:
     """The default layout: layers stacked, and some of the optimizer beside them. Returns our weights."""
-    import torch
+    import torch.distributed.checkpoint
 
     whole, layers, ours = whole_tensors(c)
     stacks = {f"decoder.layers.{name}": np.stack([layer[name] for layer in layers]) for name in layers[0]}
@@ -126,7 +152,8 @@ def save_distributed(folder: Path, c: ModelConfig) -> Tensors:
     tensors["optimizer.state.exp_avg.decoder.final_layernorm.weight"] = torch.zeros(16)
     iteration = folder / "iter_0000007"
     iteration.mkdir(parents=True)
-    torch.distributed.checkpoint.save(tensors, checkpoint_id=iteration, no_dist=True)
+    planner = layer_by_layer() if pieces else None
+    torch.distributed.checkpoint.save(tensors, checkpoint_id=iteration, planner=planner, no_dist=True)
     torch.save({"args": arguments(c), "iteration": 7}, iteration / "common.pt")
     (iteration / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
     (folder / "latest_checkpointed_iteration.txt").write_text("7")
@@ -149,9 +176,9 @@ def test_ranks_are_put_together(tmp_path: Path, style: str, tensor: int, pipe: i
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::FutureWarning:torch")
-@pytest.mark.parametrize("style", MODELS)
-def test_distributed_checkpoints(tmp_path: Path, style: str) -> None:
-    ours = save_distributed(tmp_path / "megatron", MODELS[style])
+@pytest.mark.parametrize(("style", "pieces"), [("gpt", False), ("llama", False), ("llama", True)])
+def test_distributed_checkpoints(tmp_path: Path, style: str, pieces: bool) -> None:
+    ours = save_distributed(tmp_path / "megatron", MODELS[style], pieces=pieces)
     assert_imported(tmp_path / "megatron", tmp_path / "run", ours)
 
 
@@ -200,3 +227,5 @@ def test_what_cannot_come_in_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     two.unlink()
     torch.save(contents, one)
     assert "mp_rank_01 has no model_optim_rng.pt" in refused()
+    (tmp_path / "megatron" / "latest_checkpointed_iteration.txt").write_text("seven")
+    assert "latest_checkpointed_iteration.txt holds 'seven', not the number of an iteration" in refused()

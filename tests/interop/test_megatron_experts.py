@@ -64,7 +64,7 @@ def save_ranks(folder: Path, tensors: reference.Tensors, container: Shards) -> N
 
 def save_distributed(folder: Path, tensors: reference.Tensors, *, stacked: bool) -> None:
     """All layers and experts in one tensor, or each of them apart."""
-    import torch
+    import torch.distributed.checkpoint
 
     stored = {}
     for name, x in tensors.items():

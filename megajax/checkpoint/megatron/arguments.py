@@ -10,6 +10,8 @@ from argparse import Namespace
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from megajax.checkpoint.megatron.neutral import is_neutral
 from megajax.config.base import ConfigError
 from megajax.config.model import Activation, ModelConfig
@@ -82,6 +84,13 @@ class _Reader:
         value = self.values.get(name)
         return default if value is None else value
 
+    def required(self, name: str) -> Any:
+        """The value of an argument that every model has."""
+        value = self(name)
+        if value is None:
+            raise ConfigError(f"the checkpoint's args lack {name}: they are not those of a model")
+        return value
+
     def refuse(self, table: dict[str, str]) -> None:
         """Refuse what is set and has no counterpart."""
         for name, kind in table.items():
@@ -121,16 +130,16 @@ def read_architecture(args: Namespace, ignored: Collection[str] = (), *, bert: b
         raise ConfigError(f"args.softmax_type {softmax} cannot be imported: only vanilla")
     groups, grouped = value("num_query_groups"), value("group_query_attention")
     epsilon = [value(name) for name in ("norm_epsilon", "layernorm_epsilon")]
-    model = ModelConfig(
-        num_layers=value("num_layers"),
-        hidden_size=value("hidden_size"),
-        num_heads=value("num_attention_heads"),
+    model = _model(
+        num_layers=value.required("num_layers"),
+        hidden_size=value.required("hidden_size"),
+        num_heads=value.required("num_attention_heads"),
         num_kv_heads=groups if grouped else None,
         head_dim=value("kv_channels"),
         ffn_hidden_size=value("ffn_hidden_size"),
-        max_positions=value("max_position_embeddings") or args.seq_length,
-        vocab_size=value("padded_vocab_size"),
-        norm=NORMS[norm],  # type: ignore[arg-type]
+        max_positions=value("max_position_embeddings") or value.required("seq_length"),
+        vocab_size=value.required("padded_vocab_size"),
+        norm=NORMS[norm],
         norm_eps=float(epsilon[0] or epsilon[1] or 1e-5),
         activation=_activation(value, swiglu=swiglu, bias=bias),
         bias=bias,
@@ -141,7 +150,7 @@ def read_architecture(args: Namespace, ignored: Collection[str] = (), *, bert: b
         hidden_dropout=float(value("hidden_dropout", 0.0)),
         init_std=float(value("init_method_std", 0.02)),
         attention_scale=value("softmax_scale"),
-        window=_window(value, args.num_layers),
+        window=_window(value, value.required("num_layers")),
         **_positions(value),
         **_mixture(value),
         **(_masked_head(value) if bert else {}),
@@ -154,6 +163,15 @@ def read_architecture(args: Namespace, ignored: Collection[str] = (), *, bert: b
     interleaved = bool(value("rotary_interleaved")) and model.positions == "rope"
     value.refuse_rest(ignored)
     return Architecture(model, any(zero_centered), interleaved)
+
+
+def _model(**values: Any) -> ModelConfig:
+    try:
+        return ModelConfig(**values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key, given = problem["loc"][0], problem["input"]
+        raise ConfigError(f"the checkpoint's args give model.{key} = {given}: {problem['msg']}") from None
 
 
 def _activation(value: _Reader, *, swiglu: bool, bias: bool) -> Activation:

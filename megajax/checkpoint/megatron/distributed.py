@@ -1,4 +1,4 @@
-"""Checkpoints in PyTorch's distributed format (`--ckpt-format torch_dist`, the default): whole tensors, one at a time.
+"""Checkpoints in PyTorch's distributed format (`--ckpt-format torch_dist`, the default): a tensor of a layer at a time.
 
 iter_0000100/metadata.json, common.pt (args), .metadata, __*_*.distcp
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from megajax.checkpoint.megatron.names import ONE_EXPERT, canonical
-from megajax.checkpoint.megatron.torch_files import load, numbers, torch
+from megajax.checkpoint.megatron.torch_files import load, numbers, read_row, torch
 from megajax.config.base import ConfigError
 
 STACK = "decoder.layers."
@@ -28,7 +28,10 @@ class DistributedFiles:
             ConfigError: the files are damaged.
         """
         self._reader = torch().distributed.checkpoint.FileSystemReader(directory)
-        self.args: Namespace = load(directory / "common.pt")["args"]
+        common = load(directory / "common.pt")
+        if not isinstance(common, dict) or not isinstance(common.get("args"), Namespace):
+            raise ConfigError(f"{directory / 'common.pt'} lacks `args`: it is no checkpoint of Megatron-LM")
+        self.args = common["args"]
         try:
             stored = self._reader.read_metadata().state_dict_metadata
         except Exception as error:  # a damaged pickle may raise anything
@@ -52,7 +55,11 @@ class DistributedFiles:
         return numbers(empty)
 
     def layer(self, number: int, name: str) -> np.ndarray:
-        """A tensor of a layer, experts that are apart as one; a stack is kept until another one is asked for."""
+        """A tensor of a layer, experts that are apart as one.
+
+        Of a stack, whose pieces hold a layer as Megatron-LM writes them, no more is read than that layer; one that was
+        written whole is kept until another one is asked for.
+        """
         place = STACK if self._stacked else f"{STACK}{number}."
         if place + name not in self._stored:
             before, experts, after = name.partition("mlp.experts.")
@@ -60,6 +67,9 @@ class DistributedFiles:
             return np.stack([self.layer(number, expert) for expert in apart])
         if not self._stacked:
             return self.whole(place + name)
+        key, about = self._stored[STACK + name]
+        if all(chunk.sizes[0] == 1 for chunk in about.chunks):
+            return read_row(self._reader, key, about, number)
         if self._read is None or self._read[0] != name:
             self._read = name, self.whole(STACK + name)
         return self._read[1][number]

@@ -151,7 +151,8 @@ def _contents(folder: Path) -> dict[str, Any]:
     if not files:
         raise ConfigError(f"{folder} has no model_optim_rng.pt")
     contents = load(files[0])
-    if "args" not in contents or not ("model" in contents or "model0" in contents):
+    is_ours = isinstance(contents, dict) and isinstance(contents.get("args"), Namespace)
+    if not is_ours or not ("model" in contents or "model0" in contents):
         raise ConfigError(f"{files[0]} lacks `args` or `model`: it is no checkpoint of Megatron-LM")
     return contents
 

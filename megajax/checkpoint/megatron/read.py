@@ -63,7 +63,9 @@ def open_checkpoint(path: Path) -> Files:
         ConfigError: there is none, or it cannot be read.
     """
     if (path / TRACKER).is_file():
-        word = (path / TRACKER).read_text().strip()
+        word = (path / TRACKER).read_text(errors="replace").strip()
+        if word != "release" and not word.isdecimal():
+            raise ConfigError(f"{path / TRACKER} holds {word[:20]!r}, not the number of an iteration")
         path = path / (word if word == "release" else f"iter_{int(word):07d}")
     if (path / "common.pt").is_file():
         return DistributedFiles(path)

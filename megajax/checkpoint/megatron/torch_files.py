@@ -57,3 +57,35 @@ def load(path: Path) -> Any:
 def numbers(tensor: Any) -> np.ndarray:
     """A tensor as fp32."""
     return tensor.detach().to(torch().float32).numpy()
+
+
+def read_row(reader: Any, key: str, about: Any, row: int) -> np.ndarray:
+    """A row of the first dimension of a tensor in PyTorch's distributed format, fp32; only its pieces are read.
+
+    Args:
+        reader: of the checkpoint.
+        key: of the tensor.
+        about: what its metadata say of it.
+        row: number.
+    """
+    dcp, planners = torch().distributed.checkpoint, import_module("torch.distributed.checkpoint.default_planner")
+    sizes = (1, *about.size[1:])
+    chunk = dcp.metadata.ChunkStorageMetadata(
+        offsets=torch().Size((row, *[0] * (len(sizes) - 1))), sizes=torch().Size(sizes)
+    )
+    into = torch().empty(sizes, dtype=about.properties.dtype)
+
+    class Row(planners.DefaultLoadPlanner):  # type: ignore[name-defined]
+        """Reads into `into` what of the tensor is in `chunk`."""
+
+        def create_local_plan(self) -> Any:
+            """The pieces of the files that overlap with the row."""
+            items = import_module("torch.distributed.checkpoint.planner_helpers").create_read_items_for_chunk_list
+            return dcp.planner.LoadPlan(items(key, about, [chunk]))
+
+        def lookup_tensor(self, index: Any) -> Any:
+            """The only tensor there is."""
+            return into
+
+    dcp.load({key: into}, storage_reader=reader, planner=Row(), no_dist=True)
+    return numbers(into[0])
