@@ -86,7 +86,7 @@ class Scorer:
         """`batch_size` rows run together; progress is drawn on `console`, unset = stderr."""
         if batch_size < 1:
             raise ConfigError(f"batch size is {batch_size}: expected 1 or more")
-        self.model = trained.model
+        self.model, self._trained = trained.model, trained
         self.rows = -(-batch_size // trained.replicas) * trained.replicas
         self.console = console or Console(stderr=True)
         self._score = jax.jit(partial(score_batch, layout=trained.layout))
@@ -95,6 +95,9 @@ class Scorer:
         """Scores of the windows, in their order."""
         order = sorted(range(len(windows)), key=lambda i: -len(windows[i].ids))
         found: dict[int, Scores] = {}
+        if windows and self._trained.tokenizer.vocab_size > (self._trained.config.model.vocab_size or 0):
+            for ids, _ in windows:
+                self._trained.check_ids(ids, "the text")
         with progress_bar(len(windows), 0, self.console) as advance:
             for first in range(0, len(order), self.rows):
                 batch = order[first : first + self.rows]

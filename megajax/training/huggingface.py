@@ -119,10 +119,11 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
     outgoing = Outgoing(checkpoint, record, moves)
     with staged_directory(out) as staged:
         outgoing.write(staged, manifest, PRECISIONS[precision].name if precision else None)
-        if _came_with_model(run.path, config):
+        came = _came_with_model(run.path, config)
+        if came:
             for path in _carried(imported):
                 shutil.copyfile(path, staged / path.name)
-        else:
+        if not came or _reads_otherwise(run.path, config):
             _write_own_tokenizer(run.path, config, staged, family.model_type)
         text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
         (staged / "config.json").write_text(text + "\n", encoding="utf-8")
@@ -179,10 +180,12 @@ def _usable_tokenizer(run: Path, model: ModelConfig) -> TokenizerConfig:
         log.warning("the model has no tokenizer: texts are read as token ids")
         return ids
     try:
-        build_tokenizer(_found_in(run, config))
+        size = build_tokenizer(_found_in(run, config)).vocab_size
     except ConfigError as error:
         log.warning("its tokenizer is of no use, texts are read as token ids: %s", error)
         return ids
+    if size > model.vocab_size:
+        log.warning("its tokenizer has %d ids, the model %d: texts with the others are refused", size, model.vocab_size)
     return config
 
 
@@ -228,6 +231,15 @@ def _came_with_model(run: Path, config: Config) -> bool:
         return False
     mine = replace(config.tokenizer, bos=came.bos)
     return build_tokenizer(_found_in(run, came)).identity == build_tokenizer(_found_in(run, mine)).identity
+
+
+def _reads_otherwise(run: Path, config: Config) -> bool:
+    """Whether a run begins texts or writes chats otherwise than the tokenizer that came with its model."""
+    came = _tokenizer_in(run, config.model.family)
+    if came is None or config.tokenizer.type == "null":
+        return False
+    theirs, ours = (build_tokenizer(_found_in(run, tokenizer)) for tokenizer in (came, config.tokenizer))
+    return (theirs.prefix, theirs.chat_template) != (ours.prefix, ours.chat_template)
 
 
 def _write_own_tokenizer(run: Path, config: Config, out: Path, model_type: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from megajax.config.base import ConfigError
 from megajax.config.config import Config
 from megajax.data.tokenizers import Tokenizer
+from megajax.data.tokenizers.tokenizer import check_text
 from megajax.in_turn import in_turn
 from megajax.models.decode import Generation, advance, begin
 from megajax.models.model import Model
@@ -155,11 +156,14 @@ class _Row:
     """One prompt on its way."""
 
     def __init__(self, number: int, prompt: str | Prompt, trained: TrainedModel, options: Options) -> None:
-        prompt = Prompt(prompt, tuple(trained.encode(prompt))) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            check_text(prompt, "the prompt")
+            prompt = Prompt(prompt, tuple(trained.encode(prompt)))
         self.number, self.prompt, self.stop = number, prompt.text, options.stop
         self.tokenizer, self.end_ids = trained.tokenizer, trained.end_ids
         positions = trained.config.model.max_positions
         self.prompt_ids = list(prompt.ids)
+        trained.check_ids(self.prompt_ids, prompt.text)
         self.encoded = trained.config.model.family == "t5"
         if options.cut_prompts:
             self.prompt_ids = self.prompt_ids[-max(1, positions - options.tokens) :]
@@ -226,6 +230,7 @@ def encode_prompt(config: Config, tokenizer: Tokenizer) -> list[int]:
         ConfigError: the prompt leaves no room for a continuation, the tokenizer cannot encode it, or the model does not
             continue text.
     """
+    check_text(config.log.sample_prompt or "", "log.sample_prompt")
     ids = [*tokenizer.prefix, *tokenizer.encode(config.log.sample_prompt)] if config.log.sample_prompt else []
     if ids and config.model.family != "gpt":
         raise ConfigError(f"log.sample_prompt: a {config.model.family} does not continue text: unset it")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from megajax.checkpoint.store import Checkpoints
@@ -24,6 +25,7 @@ from megajax.config import Config, ConfigError, ParallelConfig, TokenizerConfig,
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.data.chat import Chat, Message
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
+from megajax.data.tokenizers.tokenizer import check_text
 from megajax.models.families import build_model
 from megajax.models.layout import Layout
 from megajax.models.model import Model
@@ -77,7 +79,12 @@ class TrainedModel:
         return [*self.prefix, *self.tokenizer.encode(text), *self.suffix]
 
     def marked(self, text: str) -> Prompt:
-        """A prompt in which the names of special tokens stand for these, and a beginning is not doubled either."""
+        """A prompt in which the names of special tokens stand for these, and a beginning is not doubled either.
+
+        Raises:
+            ConfigError: it is no text.
+        """
+        check_text(text, "the prompt")
         ids = self.tokenizer.encode_marked(text)
         there = tuple(ids[: len(self.prefix)]) == self.prefix
         return Prompt(text, (*(() if there else self.prefix), *ids, *self.suffix))
@@ -99,6 +106,20 @@ class TrainedModel:
     @cached_property
     def _chat(self) -> Chat:
         return Chat(self.tokenizer)
+
+    def check_ids(self, ids: Sequence[int] | np.ndarray, text: str) -> None:
+        """Refuse ids of a text that the model has no row for: a tokenizer may know more.
+
+        Raises:
+            ConfigError: it names the first.
+        """
+        size = self.config.model.vocab_size
+        lacking = next((int(i) for i in ids if size is not None and i >= size), None)
+        if lacking is not None:
+            raise ConfigError(
+                f"{text[:30]!r} has the token {self.tokenizer.decode([lacking])!r} ({lacking}), and the model knows "
+                f"{size} (model.vocab_size): its tokenizer has {self.tokenizer.vocab_size}; leave that token out"
+            )
 
     def with_bos(self, wanted: bool) -> TrainedModel:
         """The same model with or without a beginning-of-sequence token before its texts.

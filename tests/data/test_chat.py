@@ -154,3 +154,20 @@ def test_a_template_of_the_users_own(tmp_path: Path) -> None:
         type="huggingface", model=str(tmp_path / "tokenizer.json"), chat_template=str(tmp_path / "mine.jinja")
     )
     assert build_tokenizer(config).chat_template == LLAMA3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer_config.json", b'{"eos_token": "\\ud800"}', "half a surrogate pair"),
+        ("tokenizer_config.json", b"[]", "not a JSON object"),
+        ("special_tokens_map.json", b'{"eos_token": "\xff"}', "cannot be read"),
+        ("chat_template.jinja", b"\xff", "cannot be read"),
+        ("added_tokens.json", b'{"<a>": "b"}', "tokens are added, but not by id and content"),
+    ],
+)
+def test_one_line_for_files_beside_a_tokenizer(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    byte_level(tmp_path, None)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        build_tokenizer(TokenizerConfig(type="huggingface", model=str(tmp_path / "tokenizer.json")))

@@ -10,11 +10,16 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
-from megajax.config import TokenizerConfig
+from megajax.config import ConfigError, TokenizerConfig
 from megajax.data.chat import Chat
 from megajax.data.tokenizers import build_tokenizer
 from megajax.data.tokenizers.export import write_tokenizer
+from megajax.evaluation.scoring import Scorer, Window
+from megajax.training.huggingface import export_model, import_model
+from megajax.training.sample import Options, continue_prompts
+from megajax.training.trained import load_model
 from tests.data import test_chat as chats
+from tests.interop import references
 from tests.interop.test_exported_tokenizers import PROBES, TEXTS, byte_level, cased, llama, loaded, t5
 
 TEMPLATE = {"bos_token": "<bos>", "eos_token": "<|endoftext|>"}
@@ -109,3 +114,27 @@ def test_chats_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         learnt_to = [i for turn in turns for i in turn]
         assert learnt_to == whole[: len(learnt_to)]
         assert not ours.decode(whole[len(learnt_to) :]).strip()
+
+
+def test_what_a_run_changed_goes_out_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Case W12: without the beginning that its tokenizer would put before texts; unchanged, the files are the same."""
+    import transformers
+
+    source = references.saved(references.reference("llama"), tmp_path / "source")
+    set_up(source / "..", bos_json, "llama", TEMPLATE)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).rename(source / name)
+    for words, prefix in ([], (309,)), (["tokenizer.bos=false"], ()):
+        out = tmp_path / f"out{len(words)}"
+        import_model(source, tmp_path / f"run{len(words)}", words)
+        export_model(tmp_path / f"run{len(words)}", out)
+        theirs = transformers.AutoTokenizer.from_pretrained(out)
+        assert tuple(theirs("")["input_ids"]) == prefix
+        same = (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+        assert same == (not words)
+    assert "its tokenizer has 310 ids, the model 50" in caplog.text
+    trained = load_model(tmp_path / "run0")
+    with pytest.raises(ConfigError, match=r"'.+' has the token '.+' \(\d+\), and the model knows 50"):
+        continue_prompts(trained, ["the world"], Options(tokens=1))
+    with pytest.raises(ConfigError, match="and the model knows 50"):
+        Scorer(trained)([Window(trained.encode("the world"), 1)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megajax.config.base import ConfigError
-from megajax.data.tokenizers.tokenizer import ROLES
+from megajax.data.tokenizers.tokenizer import ROLES, check_text
 
 _SETTINGS, _NAMES, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
@@ -51,7 +51,7 @@ def read_beside(file: Path) -> Beside:
 def _template(file: Path, settings: dict[str, Any]) -> str | None:
     jinja, older = (file.with_name(name) for name in _TEMPLATES)
     if jinja.is_file():
-        return _text(jinja)
+        return read_text(jinja)
     template = _read(older).get("chat_template") or settings.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = next((named.get("template") for named in template if named.get("name") == "default"), None)
@@ -66,15 +66,21 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(_text(path))
+        content = json.loads(read_text(path))
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error})") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: not a JSON object")
+    check_text(json.dumps(content, ensure_ascii=False), str(path))
     return content
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Read a file of text.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

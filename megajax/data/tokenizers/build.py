@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megajax.config.base import ConfigError
 from megajax.config.data import TokenizerConfig
-from megajax.data.tokenizers.beside import read_beside
+from megajax.data.tokenizers.beside import read_beside, read_text
 from megajax.data.tokenizers.fast import bert_wordpiece, gpt2_bpe, huggingface, train_wordpiece
 from megajax.data.tokenizers.null import NullTokenizer
 from megajax.data.tokenizers.pieces import SentencePieceTokenizer, train_sentencepiece
@@ -29,7 +29,7 @@ def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
         tokenizer.prefix = (tokenizer.bos_id,) if config.bos and tokenizer.bos_id is not None else ()
     file = config.model or config.vocab
     if config.chat_template is not None:
-        tokenizer.chat_template = _required(config, "chat_template").read_text(encoding="utf-8")
+        tokenizer.chat_template = read_text(_required(config, "chat_template"))
     elif file is not None:
         tokenizer.chat_template = read_beside(Path(file)).chat_template
     return tokenizer

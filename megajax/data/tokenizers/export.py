@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import processors
 
 from megajax.config.base import ConfigError
+from megajax.data.tokenizers.beside import BESIDE
 from megajax.data.tokenizers.tokenizer import ROLES, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ def write_tokenizer(
         Whether the tokenizer could be written. If not, a warning says why, and transformers refuses to load one.
     """
     about: dict[str, Any] = {"tokenizer_class": _CLASS}
+    for name in BESIDE:  # of a tokenizer that came with the model
+        (folder / name).unlink(missing_ok=True)
     try:
         fast = tokenizer.as_fast()
         _check_same(tokenizer, fast)

@@ -113,6 +113,20 @@ class Tokenizer(ABC):
         return np.zeros(self.vocab_size, bool)
 
 
+def check_text(text: str, what: str) -> None:
+    """Refuse what no tokenizer can read: half a surrogate pair, which bytes that are no UTF-8 become as well.
+
+    Raises:
+        ConfigError: it names `what`.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{what} is no text at character {error.start}: half a surrogate pair, or not UTF-8"
+        ) from None
+
+
 def sentinel_names(count: int) -> list[str]:
     """Names of T5's sentinels."""
     return [f"<extra_id_{i}>" for i in range(count)]
