@@ -15,6 +15,7 @@ from megajax.config.families import check_family
 from megajax.config.model import ModelConfig
 from megajax.config.optim import OptimConfig
 from megajax.config.parallel import AXES, ParallelConfig
+from megajax.config.switches import check_switches
 from megajax.config.train import ACTIVATION_NAMES, TrainConfig
 
 
@@ -24,6 +25,7 @@ def check_config(config: Config) -> None:
     Raises:
         ConfigError: names the keys, their numbers and the remedy.
     """
+    check_switches(config)
     check_family(config)
     _check_heads(config.model)
     _check_experts(config.model, config.parallel)
@@ -166,8 +168,6 @@ def _check_experts(model: ModelConfig, parallel: ParallelConfig) -> None:
         raise ConfigError(
             f"model.experts_per_token {k} exceeds model.experts {experts}: lower the one or raise the other"
         )
-    if model.shared_gate and not model.shared_ffn_size:
-        raise ConfigError("model.shared_gate weighs a shared MLP: set model.shared_ffn_size, or leave it off")
     _require_multiple("model.experts", experts, "parallel.expert", parallel.expert, "choose one that divides them")
 
 
@@ -261,8 +261,6 @@ def _check_schedule(train: TrainConfig, optim: OptimConfig) -> None:
     is_wsd = optim.decay_style == "wsd"
     if is_wsd and optim.wsd_steps is None and optim.wsd_samples is None:
         raise ConfigError("optim.decay_style wsd needs the length of its last part: set optim.wsd_steps or wsd_samples")
-    if not is_wsd and (optim.wsd_steps or optim.wsd_samples):
-        raise ConfigError(f"optim.wsd_* is set but optim.decay_style is {optim.decay_style}: use wsd, or drop it")
     for unit in ("steps", "samples"):
         decay = getattr(optim, f"decay_{unit}") or getattr(train, unit)
         warmup, wsd = getattr(optim, f"warmup_{unit}"), getattr(optim, f"wsd_{unit}") or 0

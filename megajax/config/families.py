@@ -1,4 +1,4 @@
-"""Which switches go with which model family, and which layouts it has."""
+"""What a model family cannot be, and which layouts it has; keys that it would ignore are in `config.switches`."""
 
 from __future__ import annotations
 
@@ -6,32 +6,20 @@ from megajax.config.base import ConfigError
 from megajax.config.config import Config
 from megajax.config.model import ModelConfig
 
-_ONLY = {
-    "gpt": ("window",),
-    "bert": ("token_types", "pair_task", "position_offset", "head_activation"),
-    "t5": ("encoder_layers",),
-}
-"""Keys of the model that other families have to leave at their defaults."""
 _POSITIONS = {"gpt": ("learned", "rope", "alibi", "none"), "bert": ("learned",), "t5": ("relative",)}
 
 
 def check_family(config: Config) -> None:
-    """Refuse switches that the model's family would ignore, and what T5 cannot do.
+    """Refuse positions, heads, biases and layouts that the model's family does not have.
 
     Raises:
         ConfigError: names the key and the remedy.
     """
     model = config.model
-    for family, keys in _ONLY.items():
-        for key in keys:
-            if model.family != family and getattr(model, key):
-                raise ConfigError(f"model.{key} is for model.family {family}, not {model.family}: leave it unset")
     positions, allowed = model.positions, _POSITIONS[model.family]
     if positions not in allowed:
         remedy = f"use {' or '.join(allowed)}"
         raise ConfigError(f"model.positions {positions} does not go with model.family {model.family}: {remedy}")
-    if model.norm_placement == "post" and model.family != "bert":
-        raise ConfigError(f"model.norm_placement post is for model.family bert, not {model.family}: use pre")
     if model.family == "bert" and not model.tied_head:
         raise ConfigError("model.tied_head: the head of bert is its embedding, leave it true")
     if model.family == "t5":

@@ -192,7 +192,7 @@ def test_three_replicas_do_not_share_eight_samples_in_pairs():
             "train.steps=9 optim.decay_style=wsd optim.wsd_steps=5 optim.warmup_steps=5",
             "optim.warmup_steps 5 + optim.wsd_steps 5 is more than the 9",
         ),
-        ("train.steps=9 optim.wsd_steps=5", "optim.wsd_* is set but optim.decay_style is linear"),
+        ("train.steps=9 optim.wsd_steps=5", "optim.wsd_steps is for optim.decay_style wsd, not linear"),
     ],
 )
 def test_schedules_fit_the_run(words, expected):

@@ -36,7 +36,7 @@ def test_families_have_their_switches(family, words):
         ("gpt", "model.token_types=2", "model.token_types is for model.family bert, not gpt"),
         ("gpt", "model.encoder_layers=2", "model.encoder_layers is for model.family t5, not gpt"),
         ("gpt", "model.positions=relative", "use learned or rope or alibi or none"),
-        ("gpt", "model.norm_placement=post", "norm_placement post is for model.family bert"),
+        ("gpt", "model.norm_placement=post", "model.norm_placement is for model.family bert, not gpt"),
         ("bert", "model.positions=rope", "positions rope does not go with model.family bert: use learned"),
         ("bert", "model.window=8", "model.window is for model.family gpt, not bert"),
         ("bert", "model.tied_head=false", "the head of bert is its embedding"),

@@ -112,7 +112,7 @@ def test_legal_layouts_shard_experts() -> None:
         ({"expert_ffn_size": 33}, {"tensor": 2}, "model.expert_ffn_size 33 is not a multiple of parallel.tensor 2"),
         ({"shared_ffn_size": 33}, {"tensor": 2}, "model.shared_ffn_size 33 is not a multiple of parallel.tensor 2"),
         ({"experts_per_token": 5}, {}, "model.experts_per_token 5 exceeds model.experts 4"),
-        ({"shared_ffn_size": 0}, {}, "model.shared_gate weighs a shared MLP: set model.shared_ffn_size"),
+        ({"shared_ffn_size": 0}, {}, "model.shared_gate is True without model.shared_ffn_size"),
         ({"bias": True}, {}, "model.experts goes without biases: set model.bias=false"),
     ],
 )
