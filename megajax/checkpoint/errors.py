@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,9 +25,11 @@ def one_line(what: str, remedy: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        if not _is_mendable(error):
+        number = _number(error)
+        if number not in MENDABLE:
             raise
-        raise ConfigError(f"{what} failed ({reason(error)}): {remedy}") from error
+        better = f"{MENDABLE[number]}; otherwise " if number in (errno.EMFILE, errno.ENFILE) else ""
+        raise ConfigError(f"{what} failed ({reason(error)}): {better}{remedy}") from error
 
 
 def check_reachable(directory: epath.Path) -> None:
@@ -47,8 +50,8 @@ def reason(error: Exception) -> str:
     return " ".join(str(error).split())[-200:] or type(error).__name__  # what went wrong stands last
 
 
-def _is_mendable(error: Exception) -> bool:
-    """By its number, or by the text of one: TensorStore and Orbax pass on no more than that."""
+def _number(error: Exception) -> int:
+    """The system's number of an error, by its text if need be: TensorStore and Orbax pass on no more than that."""
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in MENDABLE
-    return any(os.strerror(number) in str(error) for number in MENDABLE)
+        return error.errno
+    return next((number for number in MENDABLE if os.strerror(number) in str(error)), 0)

@@ -182,6 +182,14 @@ def test_only_what_a_user_can_mend_is_bad_input(error: Exception, is_mendable: b
     assert is_mendable == (str(raised.value) == f"saving failed ({error}): free space")
 
 
+def test_too_many_open_files_are_no_want_of_space() -> None:
+    message = (
+        r"saving failed \(.*24: EMFILE Too many open files.*\): raise the limit \(ulimit -n\); otherwise free space"
+    )
+    with pytest.raises(ConfigError, match=message), one_line("saving", "free space"):
+        raise ValueError('Error writing "w/0" [OS error 24: EMFILE Too many open files]')
+
+
 def test_a_record_that_is_no_json_is_a_bug(tmp_path: Path) -> None:
     """And not for the user to mend."""
     with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
