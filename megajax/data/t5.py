@@ -7,6 +7,7 @@ section 3.1.4. For the text "a b c d e" with the spans "b c" and "e" and the sen
     decoder   start <0> b c <1> e
     labels    <0> b c <1> e end
 
+What the tokenizer of an imported model puts behind texts (T5's own: an end) stands behind the encoder's as well.
 Shapes: B batch, S sequence of the encoder, T sequence of the decoder.
 """
 
@@ -48,10 +49,11 @@ class T5Dataset:
         start = tokenizer.pad_id if tokenizer.bos_id is None else tokenizer.bos_id
         if start is None:
             raise ConfigError(f"tokenizer.type {tokenizer.identity['type']} has no id for a t5 decoder to start with")
+        self._suffix = tokenizer.suffix  # has room: the text is two tokens shorter than the sample
         self._start, self._end, self._pad = start, tokenizer.eod_id, tokenizer.pad_id or 0
         longest = config.seq_length - 2
         self._map = SentenceMap(selection, longest, config.short_seq_prob, 1, tokenizer.vocab_size)
-        settings = (config.mask_prob, config.decoder_seq_length, tokenizer.identity)
+        settings = (config.mask_prob, config.decoder_seq_length, tokenizer.identity, *self._suffix)
         self.epochs = self._map.epochs
         self.fingerprint = fingerprint("T5Dataset", self._map.fingerprint, *settings)
 
@@ -99,7 +101,7 @@ class T5Dataset:
             text += [*tokens[rest : span[0]].tolist(), sentinel]
             missing += [sentinel, *tokens[span].tolist()]
             rest = span[-1] + 1
-        return text + tokens[rest:].tolist(), missing
+        return [*text, *tokens[rest:].tolist(), *self._suffix], missing
 
     def _spans(self, tokens: np.ndarray, target: int, sample: int) -> Iterator[list[int]]:
         """Draw spans as long as the decoder has room and there are sentinels (Megatron fails where it has not)."""

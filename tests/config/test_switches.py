@@ -104,7 +104,8 @@ GOVERNED = [(needs, key) for needs in NEEDS for key in needs.keys]
 VALUES = {
     "data.decoder_seq_length": "12",
     "data.mask_prob": "0.2", "data.short_seq_prob": "0.2", "data.fim_spm_rate": "0.1",
-    "data.fim_tokens": "[a,b,c]", "data.mask_eod_loss": "true", "data.reset_positions": "true", "data.reset_attention": "true",
+    "data.fim_tokens": "[a,b,c]", "data.mask_eod_loss": "true",
+    "data.reset_positions": "true", "data.reset_attention": "true",
     "optim.momentum": "0.5", "optim.beta1": "0.5", "optim.beta2": "0.5", "optim.eps": "0.5",
     "optim.wsd_style": "linear", "optim.wsd_steps": "2", "optim.wsd_samples": "2", "loss_scale.constant": "8",
     "loss_scale.initial": "8", "loss_scale.minimum": "2", "loss_scale.window": "7", "loss_scale.hysteresis": "3",

@@ -171,3 +171,18 @@ def test_decoder_starts_with_padding_where_there_is_no_beginning(build):
 def test_tokenizers_that_lack_something_are_refused(build, tokenizer, message: str):
     with pytest.raises(ConfigError, match=message):
         build([[[5, 6, 7]]], tokenizer=tokenizer)
+
+
+def test_the_end_that_a_tokenizer_puts_behind_texts(build, tmp_path: Path):
+    """Prompts of an imported T5 have it, and so have its samples; nothing else is changed."""
+    documents = random_documents(5, 20)
+    ended = wordpiece(tmp_path)
+    ended.suffix = (EOS,)
+    numbers = np.arange(8)
+    plain, with_end = build(documents).batch(numbers), build(documents, tokenizer=ended).batch(numbers)
+    for row in range(len(numbers)):
+        length = np.count_nonzero(plain["segment_ids"][row] == 0)
+        assert with_end["tokens"][row, : length + 1].tolist() == [*plain["tokens"][row, :length].tolist(), EOS]
+        assert np.count_nonzero(with_end["segment_ids"][row] == 0) == length + 1
+    for name in ("decoder_tokens", "labels", "loss_mask"):
+        np.testing.assert_array_equal(plain[name], with_end[name])
