@@ -132,6 +132,7 @@ class Trainer:
     ) -> None:
         """Build the run, or restore it from the checkpoint of a step, the newest good one unless said otherwise."""
         self.run, self.checkpoints, self.cluster, self.clock = run, checkpoints, cluster, clock
+        self.watchdog = Watchdog(config.cluster.hang_seconds, str(run.path), cluster)
 
         # Mesh: every array is sharded over it by the one rule table.
         check_devices(cluster, config.cluster.start_seconds)
@@ -153,13 +154,14 @@ class Trainer:
         init, abstract_state, shardings = build_init(config, rules)
         self.canonical = CanonicalForm(abstract_state, shardings, rules, config.parallel.chunks)
         record = None
-        if checkpoints.latest is None:
-            self.state, self.step, self.consumed = in_turn(init(jax.random.key(config.train.seed))), 0, 0
-            if config.init_from:
-                self.state = start_from(config, run, self.state, self.canonical, self.tokenizer)
-        else:
-            record = self.restore(step)
-            self.step, self.consumed = record["step"], record["consumed_samples"]
+        with self.watchdog, self.watchdog.patient():
+            if checkpoints.latest is None:
+                self.state, self.step, self.consumed = in_turn(init(jax.random.key(config.train.seed))), 0, 0
+                if config.init_from:
+                    self.state = start_from(config, run, self.state, self.canonical, self.tokenizer)
+            else:
+                record = self.restore(step)
+                self.step, self.consumed = record["step"], record["consumed_samples"]
 
         # Data: which samples a step sees is a function of the samples consumed before it, and of nothing else.
         self.ramp = BatchSizeRamp.from_config(config.train)
@@ -187,7 +189,6 @@ class Trainer:
         self.returns = Counter[int]()
         self.pulse, self.request = Pulse(), Request.NOTHING
         self.seconds = np.zeros((cluster.processes, 2))
-        self.watchdog = Watchdog(config.cluster.hang_seconds, str(run.path), cluster)
         self.reporter = Reporter(config.log, run.path, self.steps, self.step, throughput_of(config, mesh), clock)
         announce(config, mesh, kernel, self.datasets, self.steps, self.step, run)
         changed = changes(record, config, self.samples, self.schedule) if record else []

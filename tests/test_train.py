@@ -50,6 +50,14 @@ def test_killed_after_a_save_and_resumed(corpus: Path, undisturbed: tuple[Path, 
     assert_same_run(tmp_path / "run", undisturbed[0])
 
 
+def test_a_start_that_hangs_ends(corpus: Path, tmp_path: Path):
+    """The weights, from a file system or another process that does not answer, have ten times the time of a step."""
+    stuck = "import time, megajax.train\nmegajax.train.in_turn = lambda state: time.sleep(100)"
+    code, _, err = finish(start(corpus, tmp_path / "run", "cluster.hang_seconds=1", before=stuck))
+    assert code == 4
+    assert "no progress for 10 s after the start; the stacks of all threads:" in err
+
+
 def test_sigterm_saves_and_leaves_politely(corpus: Path, undisturbed: tuple[Path, str], tmp_path: Path) -> None:
     """Exit code 0, the step it was at is saved, and resuming gives the undisturbed run."""
     output = tmp_path / "run"

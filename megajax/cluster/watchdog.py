@@ -25,7 +25,8 @@ class Watchdog:
             for step in ...:
                 dog.beat(f"step {step}")
 
-    Otherwise: one line that says after what, every thread's stack here and in the other processes, exit code 4.
+    Otherwise: one line that says after what, every thread's stack here and in the other processes, exit code 4. It may
+    be entered again once it was left.
     """
 
     def __init__(self, seconds: float | None, where: str, cluster: Cluster | None = None) -> None:
@@ -53,6 +54,7 @@ class Watchdog:
     def __enter__(self) -> Self:
         if self._seconds is not None:
             self.beat(self._what)
+            self._over.clear()
             self._thread = threading.Thread(
                 target=self._watch, args=(self._seconds,), name="megajax-watchdog", daemon=True
             )

@@ -22,5 +22,5 @@ class ClusterConfig:
     heartbeat_seconds: PositiveInt = 20
     """A process that was not heard of for so long is lost, and the job ends."""
     hang_seconds: PositiveInt | None = 600
-    """Longest time without progress in the training loop, ten times as long for a compilation, an evaluation, a save or
-    a restore; then every stack is printed and the process ends. Unset = for ever."""
+    """Longest time without progress in the training loop, ten times as long for a compilation, an evaluation, a save, a
+    restore or the first weights; then every stack is printed and the process ends. Unset = for ever."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -79,6 +80,9 @@ def misbehave(what: str) -> None:
             os._exit(7)
         case "hang":
             time.sleep(SECONDS)
+        case "stop":
+            subprocess.Popen(f"sleep 20; kill -KILL {os.getpid()}", shell=True)  # so that the test ends
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def run(what: str) -> list[tuple[int, str, str]]:
@@ -149,6 +153,13 @@ def test_one_failure_ends_both_and_is_the_first_line_of_each(what: str, codes: l
         assert line in own_lines(errors)[0]
     assert ("Traceback" in outcomes[1][2]) == (what == "raise")
     assert "Traceback" not in outcomes[0][2]
+
+
+def test_a_process_that_stands_still_is_missed():
+    """By the heartbeats of JAX's service, long before the watchdog; takes `heartbeat_seconds` and a little."""
+    (code, _, errors), (stopped, _, _) = run("stop")
+    assert (code, stopped) == (-signal.SIGABRT, -signal.SIGKILL)
+    assert "heartbeat" in errors.lower()
 
 
 def test_a_hang_shows_where_everyone_was():

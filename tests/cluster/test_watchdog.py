@@ -41,6 +41,8 @@ def test_beats_and_suspension_keep_it_quiet():
         with dog.patient():
             time.sleep(0.7)
         time.sleep(0.2)
+    with dog, dog.patient():  # again: the time since does not count
+        time.sleep(0.7)
     with Watchdog(None, "test"):
         time.sleep(0.1)
     time.sleep(0.5)  # left: nobody watches any more
