@@ -30,7 +30,7 @@ def test_one_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     lines = shown.splitlines()
     assert lines[0] == "174,604,259,328 parameters in bf16 on 128 x H100"
     assert lines[1].startswith("pipe=8 data=2 tensor=8 sequence=on remat=selective microbatches=768")
-    assert re.search(r"^fits: [\d.]+ GiB left of the 76.1 GiB that arrays can have \(H100\)$", shown, re.MULTILINE)
+    assert re.search(r"^fits: [\d.]+ GiB left of the 72.7 GiB that arrays can have \(H100\)$", shown, re.MULTILINE)
     assert answer["layout"]["mesh"] == {"pipe": 8, "data": 2, "fsdp": 1, "expert": 1, "context": 1, "tensor": 8}
     assert answer["memory"]["stages"]["first"]["weights"] == pytest.approx(4 * 174.604e9 / 64, rel=0.01)
     assert answer["step"]["seconds"] == pytest.approx(sum(answer["step"]["parts"].values()))

@@ -21,6 +21,10 @@ import jax
 from jax.experimental import topologies
 
 from megajax.config.base import ConfigError
+from megajax.config.gpu_settings import MEMORY_FRACTION
+
+XLA_FRACTION = 0.8
+"""Of a GPU's memory that XLA plans with, where no client tells it what its allocator has (on a GPU, JAX does)."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,10 @@ def gpu_topology(name: str, devices: int, gpus_per_host: int = 8) -> list[jax.De
 
 
 def _proto(gpu: Target) -> str:
-    """XLA's `stream_executor.GpuTargetConfigProto` as text; what is not in TARGETS is the same on all of them."""
+    """XLA's `stream_executor.GpuTargetConfigProto` as text; what is not in TARGETS is the same on all of them.
+
+    Its memory is such that XLA plans with what the launcher gives JAX: told less, it repeats collectives to save some.
+    """
     return f"""
         platform_name: "CUDA"
         dnn_version_info {{ major: 9 minor: 10 }}
@@ -103,7 +110,7 @@ def _proto(gpu: Target) -> str:
             fpus_per_core: {gpu.lanes}
             clock_rate_ghz: {gpu.clock_ghz}
             memory_bandwidth: {gpu.memory_bandwidth}
-            device_memory_size: {gpu.memory}
+            device_memory_size: {int(gpu.memory * MEMORY_FRACTION / XLA_FRACTION)}
             l2_cache_size: {gpu.l2_cache}
             shared_memory_per_core: {gpu.shared_memory}
             shared_memory_per_block_optin: {gpu.shared_memory - 1024}

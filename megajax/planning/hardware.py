@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from megajax.config.base import ConfigError
+from megajax.config.gpu_settings import MEMORY_FRACTION
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class Gpu:
     speed: Speed
     link_domain: int = 8
     """GPUs that NVLink connects."""
+
+    @property
+    def array_bytes(self) -> float:
+        """Bytes that arrays can have: what the launcher gives JAX. The rest is for CUDA, NCCL and fragments."""
+        return MEMORY_FRACTION * self.memory_bytes
 
 
 # Specific names first: the first expression found in the device kind wins.

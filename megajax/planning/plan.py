@@ -25,7 +25,6 @@ from megajax.planning.layouts import divide_weights, layout_name, microbatches
 from megajax.planning.megatron import megatron_memory
 from megajax.planning.memory import GIB, StageMemory, describe_logits, logits_bytes, stage_memory
 from megajax.planning.roofline import LABELS, StepTime, step_time
-from megajax.planning.search import RESERVED
 from megajax.planning.traffic import Sent, traffic_by_axis
 from megajax.planning.trainers import MEGAJAX, MEGATRON
 
@@ -52,7 +51,7 @@ class Plan:
     stages: Mapping[str, StageMemory]
     """Memory of a device of the "first", "middle" and "last" pipeline stage; of one without stages, all the same."""
     limit: float
-    """Bytes that arrays can have on a GPU: its memory without CUDA context, NCCL and fragments."""
+    """Bytes that arrays can have on a GPU."""
     logits: int
     """Bytes of the fp32 logits of a micro batch on a device, were they held all at once."""
     time: StepTime
@@ -259,7 +258,7 @@ def plan(
         like=like,
         parameters=parameter_count(config.model),
         stages={name: account(config, mesh, stage) for name, stage in stages.items()},
-        limit=gpu.memory_bytes - RESERVED,
+        limit=gpu.array_bytes,
         logits=logits_bytes(config, mesh),
         time=time,
         communication=traffic_by_axis(config, mesh, gpu, trainer, time),

@@ -18,7 +18,7 @@ from megajax.planning.memory import GIB, StageMemory
 from megajax.planning.page import PAGE, STYLE, bar, column, note, section, svg, swatch, table, tiles
 from megajax.planning.plan import Plan
 from megajax.planning.roofline import LABELS
-from megajax.planning.search import RESERVED, Candidate
+from megajax.planning.search import Candidate
 
 MEMORY = {
     "weights": ("fp32 master", "#1d4f91"),
@@ -59,7 +59,7 @@ def html_report(plan: Plan, candidates: Sequence[Candidate] = ()) -> str:
         ),
         style=STYLE,
         body="\n".join(sections),
-        reserved=f"{RESERVED / GIB:g}",
+        reserved=f"{(plan.gpu.memory_bytes - plan.limit) / GIB:.1f}",
     )
 
 
@@ -212,7 +212,7 @@ def _layouts(plan: Plan, candidates: Sequence[Candidate]) -> str:
     head = ("rank", *axes, "chunks", "ZeRO", "recompute", "micro<br/>batch", "micro-<br/>batches", "GiB", "step, s")
     fit = sum(candidate.time is not None for candidate in candidates)
     what = f"{len(candidates):,} legal layouts of {plan.gpus:,} GPUs; {fit:,} fit; {len(shown)} are listed."
-    units = f"GiB include the {RESERVED / GIB:g} that no array can have; MFU with full attention."
+    units = "GiB are those of arrays; MFU with full attention."
     bold = "In bold the layout of this page, with the micro batch and recomputation that suit it best."
     return section(
         "Layouts, the fastest first",

@@ -147,7 +147,7 @@ SCHEMA: Schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _
             layout=_of("string", "in words"),
             micro_batch_size=_count("samples"),
             mesh=_mesh(),
-            memory_bytes=_number("that it needs, what no array can have included"),
+            memory_bytes=_number("that arrays need"),
             seconds=_or_null(_number("of a step; null = does not fit")),
             verdict=_of("string", "why it won or lost"),
         ),

@@ -23,8 +23,6 @@ from megajax.planning.layouts import layouts_on, legality, meshes
 from megajax.planning.memory import GIB, heaviest
 from megajax.planning.roofline import LABELS, StepTime, step_time
 
-RESERVED = 3 * GIB
-"""Device memory that no array can have: CUDA context, NCCL's buffers, fragments."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
@@ -35,7 +33,7 @@ class Candidate:
     config: Config
     mesh: Mapping[str, int]
     memory: float
-    """Bytes needed on the fullest device, the reserve included."""
+    """Bytes needed on the fullest device."""
     time: StepTime | None
     """None = does not fit."""
     verdict: str
@@ -109,8 +107,8 @@ def _candidate(
     layout: Config, remat: Literal["none", "selective", "full"], mesh: Mapping[str, int], gpu: Gpu
 ) -> Candidate:
     config = replace(layout, train=replace(layout.train, remat=remat))
-    need = heaviest(config, mesh).total + RESERVED
-    return Candidate(config, mesh, need, step_time(config, mesh, gpu) if need <= gpu.memory_bytes else None, "")
+    need = heaviest(config, mesh).total
+    return Candidate(config, mesh, need, step_time(config, mesh, gpu) if need <= gpu.array_bytes else None, "")
 
 
 def _rank(candidate: Candidate) -> tuple[float, float]:
@@ -125,7 +123,7 @@ def _judged(candidates: list[Candidate], gpu: Gpu) -> list[Candidate]:
 
 def _verdict(candidate: Candidate, fastest: StepTime | None, gpu: Gpu) -> str:
     if candidate.time is None or fastest is None:
-        return f"does not fit: {candidate.memory / GIB:.0f} of {gpu.memory_bytes / GIB:.0f} GiB"
+        return f"does not fit: {candidate.memory / GIB:.0f} of {gpu.array_bytes / GIB:.0f} GiB"
     if candidate.time is fastest:
         return "fastest"
     losses = {name: seconds - fastest.parts[name] for name, seconds in candidate.time.parts.items()}

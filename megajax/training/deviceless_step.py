@@ -25,6 +25,7 @@ import jax
 
 from megajax.config import Config, ConfigError
 from megajax.config.cli import entry_point
+from megajax.config.gpu_settings import compiler_options, gpu_type
 from megajax.config.parallel import AXES
 from megajax.data.batch import batch_arrays
 from megajax.models.experts import block_rows
@@ -103,7 +104,7 @@ def describe_death(code: int, errors: str) -> str:
 
 
 def compile_step(config: Config, gpu: str) -> CompiledStep:
-    """Compile the training step for GPUs of that name, as many as the layout takes.
+    """Compile the training step for GPUs of that name, as many as the layout takes, as the launcher would have it.
 
     Args:
         config: with the whole mesh in `parallel`, and a known vocabulary.
@@ -115,7 +116,7 @@ def compile_step(config: Config, gpu: str) -> CompiledStep:
     start = time.perf_counter()
     devices = gpu_topology(gpu, math.prod(_mesh(config).values()))
     step, rules, state, batch = abstract_step(config, devices, "gpu")
-    compiled = step.lower(state, batch).compile()
+    compiled = step.lower(state, batch).compile(compiler_options=compiler_options(gpu_type(gpu)))
     return CompiledStep(compiled, rules, state, batch, time.perf_counter() - start)
 
 

@@ -7,8 +7,10 @@ import subprocess
 
 import pytest
 
-from launch.env import GPUS, TABLE, changes
 from megajax.config import ConfigError
+from megajax.config.gpu_settings import GPUS, MEMORY_FRACTION, TABLE, changes, compiler_options, gpu_type
+from megajax.planning.deviceless import TARGETS
+from megajax.planning.hardware import gpu_named
 from tests.launch.programs import ROOT, finish, launch, python
 
 
@@ -56,3 +58,20 @@ def test_a_machine_without_gpu_gets_nothing():
     returned, out, _ = finish(launch("env"))
     assert returned == 0
     assert all(row.name in out and row.reason in out for row in TABLE)
+
+
+def test_planner_and_launcher_count_with_one_memory():
+    """JAX takes 0.92 of an H100's 84.9e9 bytes: 72.7 GiB, which is what the planner lets arrays have."""
+    assert changes("h100", {})["XLA_PYTHON_CLIENT_MEM_FRACTION"] == str(MEMORY_FRACTION) == "0.92"
+    assert gpu_named("h100").array_bytes == pytest.approx(0.92 * 84.9e9)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_compilation_for_a_gpu_is_what_the_launcher_would_have(target: str):
+    """Of the table's flags those that the user has not set, as values that XLA takes for one compilation."""
+    gpu = gpu_type(target)
+    flags = changes(gpu, {}).get("XLA_FLAGS", "").split()
+    options = compiler_options(gpu, {})
+    assert [f"--{name}={str(value).lower() if value is True else value}" for name, value in options.items()] == flags
+    assert options["xla_gpu_enable_latency_hiding_scheduler"] is True
+    assert compiler_options(gpu, {"XLA_FLAGS": " ".join(flags)}) == {}
