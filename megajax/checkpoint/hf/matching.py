@@ -11,7 +11,7 @@ from megajax.checkpoint.hf.source import DTYPES, Tensor
 from megajax.config.base import ConfigError
 from megajax.config.model import ModelConfig
 
-BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$|(^|\.)position_ids$")
+BUFFERS = re.compile(r"(^|\.)h\.\d+\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$|(^|\.)position_ids$")
 """Constants that old files hold beside the weights."""
 
 

@@ -26,6 +26,7 @@ from megajax.config import CheckpointConfig, ConfigError, ModelConfig, ParallelC
 from megajax.convert import main
 from megajax.models.families import build_model
 from megajax.training.huggingface import export_model, import_model
+from megajax.training.trained import load_model
 from tests.checkpoint.hf.made import GROUPED, MODELS, change, made, tensors
 from tests.harness import compile_layout, tiny_config
 
@@ -109,6 +110,34 @@ def test_what_comes_with_a_model_goes_with_it(tmp_path: Path) -> None:
     assert made_files == {"config.json", "model.safetensors", *files}
     for name, text in files.items():
         assert (tmp_path / "out" / name).read_text() == text
+
+
+def test_another_tokenizer_or_template_than_came_with_the_model(tmp_path: Path) -> None:
+    """Another tokenizer's ids are told, nothing of the old one goes out; a template alone takes the old one's place."""
+    source = made(tmp_path / "source")
+    change(source, eos_token_id=[0, 3])
+    came = {"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}
+    other = {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}
+    (tmp_path / "other").mkdir()
+    for folder, vocab in ((source, came), (tmp_path / "other", other)):
+        (folder / "vocab.json").write_text(json.dumps(vocab))
+        (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    (source / "chat_template.jinja").write_text("old")
+    (source / "generation_config.json").write_text('{"eos_token_id": [0, 3]}')
+    (tmp_path / "new.jinja").write_text("new")
+    words = [f"tokenizer.vocab={tmp_path}/other/vocab.json", f"tokenizer.merges={tmp_path}/other/merges.txt"]
+    import_model(source, tmp_path / "run", words)
+    assert load_model(tmp_path / "run").end_ids == (3,)
+    export_model(tmp_path / "run", tmp_path / "out")
+    assert json.loads((tmp_path / "out/config.json").read_text())["eos_token_id"] == 3
+    assert not {"chat_template.jinja", "generation_config.json"} & {path.name for path in (tmp_path / "out").iterdir()}
+
+    import_model(source, tmp_path / "run2", [f"tokenizer.chat_template={tmp_path}/new.jinja"])
+    export_model(tmp_path / "run2", tmp_path / "out2")
+    assert json.loads((tmp_path / "out2/config.json").read_text())["eos_token_id"] == [0, 3]
+    assert json.loads((tmp_path / "out2/tokenizer_config.json").read_text())["chat_template"] == "new"
+    assert not (tmp_path / "out2/chat_template.jinja").exists()
+    assert json.loads((tmp_path / "out2/generation_config.json").read_text())["eos_token_id"] == [0, 3]
 
 
 def test_a_longer_context_is_told_in_the_settings(tmp_path: Path) -> None:
