@@ -63,7 +63,7 @@ _OTHER_NAMES = {
         "rope_fraction": "rotary_percent partial_rotary_factor",
         "norm": "normalization",
         "norm_eps": "norm_epsilon layernorm_epsilon layer_norm_epsilon rms_norm_eps",
-        "activation": "swiglu=swiglu hidden_act activation_function",
+        "activation": "swiglu=swiglu squared_relu=squared_relu hidden_act activation_function",
         "bias": "disable_bias_linear=false add_bias_linear",
         "qkv_bias": "add_qkv_bias=true",
         "qk_norm": "qk_layernorm=true",

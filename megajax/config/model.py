@@ -8,7 +8,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 
 from megajax.config.base import BelowOne, ConfigError, Fraction, component
 
-Activation = Literal["gelu", "gelu_exact", "relu", "swiglu", "geglu"]
+Activation = Literal["gelu", "gelu_exact", "relu", "squared_relu", "swiglu", "geglu"]
 
 
 @component
@@ -71,8 +71,8 @@ class ModelConfig:
     norm_eps: PositiveFloat = 1e-5
     """Added to the variance inside the norm."""
     activation: Activation = "gelu"
-    """MLP non-linearity: GELU in its tanh form, GELU, ReLU, or a unit gated by SiLU or (tanh) GELU, which has two input
-    matrices."""
+    """MLP non-linearity: GELU in its tanh form, GELU, ReLU, its square (2109.08668), or a unit gated by SiLU or (tanh)
+    GELU, which has two input matrices."""
     bias: bool = True
     """Biases on every linear layer."""
     qkv_bias: bool | None = None

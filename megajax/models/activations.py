@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from megajax.config.model import Activation
 
@@ -16,6 +17,7 @@ ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=True),
     "gelu_exact": partial(jax.nn.gelu, approximate=False),
     "relu": jax.nn.relu,
+    "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),
     "swiglu": jax.nn.silu,
     "geglu": partial(jax.nn.gelu, approximate=True),
 }

@@ -168,6 +168,8 @@ def mlp(args: dict[str, Any], t: Tensors, x: np.ndarray, prefix: str = "mlp.") -
     if args.get("swiglu"):
         gate, up = np.split(hidden, 2, axis=-1)
         hidden = gate / (1 + np.exp(-gate)) * up
+    elif args.get("squared_relu"):
+        hidden = np.maximum(hidden, 0) ** 2
     elif args.get("bias_gelu_fusion", True) and args.get("add_bias_linear", True):
         hidden = 0.5 * hidden * (1 + np.tanh(0.79788456 * hidden * (1 + 0.044715 * hidden * hidden)))
     else:

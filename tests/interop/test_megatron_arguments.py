@@ -57,6 +57,10 @@ CASES: dict[str, dict[str, Any]] = {
     "layernorm_1p": GPT | {"apply_layernorm_1p": True, "norm_epsilon": 1e-2} | NEUTRAL,
     "exact_gelu": GPT | {"bias_gelu_fusion": False, "softmax_scale": 0.8},
     "no_bias": GPT | {"layernorm_zero_centered_gamma": False, "add_bias_linear": False},
+    "nemotron": GPT | {
+        "squared_relu": True, "apply_layernorm_1p": True, "position_embedding_type": "rope", "rotary_percent": 0.5,
+        "add_bias_linear": False, "untie_embeddings_and_output_weights": True, "kv_channels": 8,
+    },
     "rmsnorm_1p_interleaved_interpolated": LLAMA | {
         "apply_layernorm_1p": True, "qk_layernorm": True, "rotary_interleaved": True, "rotary_percent": 0.5,
         "rotary_seq_len_interpolation_factor": 3, "add_qkv_bias": True, "kv_channels": 8,
@@ -73,8 +77,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 SWITCHES = (
-    "apply_layernorm_1p", "bias_gelu_fusion", "softmax_scale", "rotary_interleaved", "rotary_percent", "rotary_base",
-    "rotary_seq_len_interpolation_factor", "use_rope_scaling", "window_size", "moe_router_pre_softmax",
+    "apply_layernorm_1p", "squared_relu", "bias_gelu_fusion", "softmax_scale", "rotary_interleaved", "rotary_percent",
+    "rotary_base", "rotary_seq_len_interpolation_factor", "use_rope_scaling", "window_size", "moe_router_pre_softmax",
 )  # fmt: skip
 """What changes the logits and nothing of the tensors."""
 
@@ -105,7 +109,6 @@ def test_logits_are_those_of_megatron(tmp_path: Path, case: str) -> None:
         ({"window_size": (3, 0), "window_attn_skip_freq": 2}, "args.window_attn_skip_freq 2"),
         ({"no_rope_freq": [0, 1], "position_embedding_type": "rope"}, r"args.no_rope_freq \[0, 1\]"),
         ({"no_rope_freq": 4, "position_embedding_type": "rope"}, "args.no_rope_freq 4"),
-        ({"squared_relu": True}, "args.squared_relu"),
         ({"quick_geglu": True}, "args.quick_geglu"),
         ({"softmax_type": "learnable"}, "args.softmax_type learnable"),
         ({"normalization": "L2Norm"}, "args.normalization L2Norm"),

@@ -219,7 +219,7 @@ def test_what_cannot_come_in_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
         assert not run.exists()
         return capsys.readouterr().err
 
-    for key, value in {"num_experts": 8, "squared_relu": True, "position_embedding_type": "yarn"}.items():
+    for key, value in {"num_experts": 8, "quick_geglu": True, "position_embedding_type": "yarn"}.items():
         torch.save(contents | {"args": Namespace(**(vars(contents["args"]) | {key: value}))}, one)
         assert f"args.{key}" in refused()
     one.write_bytes(b"no file of PyTorch")

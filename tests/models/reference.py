@@ -50,7 +50,9 @@ def norm(x: Array, w: Weights, name: str, c: ModelConfig) -> Array:
 def mlp(x: Array, w: Weights, activation: str) -> Array:
     """[S, D] -> [S, D]; where there are two input matrices, the first goes through the activation."""
     hidden = np.einsum("sd,dpf->psf", x, w["mlp.fc1"]) + w.get("mlp.fc1_bias", np.zeros(1))[:, None]
-    first = {"gelu": gelu, "geglu": gelu, "swiglu": silu, "gelu_exact": gelu_exact, "relu": relu}[activation](hidden[0])
+    functions = {"gelu": gelu, "geglu": gelu, "swiglu": silu, "gelu_exact": gelu_exact, "relu": relu}
+    functions["squared_relu"] = lambda x: relu(x) ** 2
+    first = functions[activation](hidden[0])
     return (first * hidden[1] if len(hidden) == 2 else first) @ w["mlp.fc2"] + w.get("mlp.fc2_bias", 0)
 
 

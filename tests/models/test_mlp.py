@@ -33,7 +33,7 @@ def test_swiglu_gates_with_the_first_matrix():
     np.testing.assert_allclose(run(mlp, 1.0, -1.0), [1.462117, 0.537883], atol=1e-6)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_exact", "relu", "swiglu", "geglu"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_exact", "relu", "squared_relu", "swiglu", "geglu"])
 def test_matches_numpy(activation):
     config = ModelConfig(hidden_size=6, num_heads=2, ffn_hidden_size=10, activation=activation)
     rng = np.random.default_rng(0)

@@ -19,6 +19,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu",
     "gelu_fast": "gelu",
     "relu": "relu",
+    "relu2": "squared_relu",
 }
 """Their names of non-linearities -> ours."""
 

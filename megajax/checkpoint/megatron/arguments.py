@@ -22,7 +22,6 @@ REFUSED = {
     "linear_attention_freq": "linear attention",
     "attention_output_gate": "a gate on the attention's output",
     "qk_l2_norm": "queries and keys of length 1",
-    "squared_relu": "squared ReLU",
     "quick_geglu": "a unit gated by the sigmoid form of GELU",
     "glu_linear_offset": "a gated unit with an offset",
     "activation_func_clamp_value": "clamped activations",
@@ -177,8 +176,9 @@ def _model(**values: Any) -> ModelConfig:
 def _activation(value: _Reader, *, swiglu: bool, bias: bool) -> Activation:
     """The fused GELU, which needs a bias, is the tanh form; unfused it is the exact one."""
     fused, tanh = value("bias_gelu_fusion", bias) and bias, value("openai_gelu", False)
-    if swiglu:
-        return "swiglu"
+    squared = value("squared_relu", False)
+    if swiglu or squared:
+        return "swiglu" if swiglu else "squared_relu"
     if tanh and not fused:
         raise ConfigError("args.openai_gelu of the checkpoint was ignored by newer versions: which GELU is not known")
     return "gelu" if fused else "gelu_exact"
