@@ -77,6 +77,7 @@ def test_another_length(run: Path, capsys: pytest.CaptureFixture[str]):
         (["--task", "lambada", "--batch-size", "0"], "batch size is 0"),
         (["--task", "lambada", "optim.lr=1"], "optim.lr=1: settled by the training"),
         (["--task", "lambada", "parallel.pipe=2"], "parallel.pipe is for training"),
+        (["--task", "lambada", "parallel.zero=1"], "parallel.zero is for training"),
         (["--task", "lambada", "parallel.tensor=16"], "but there are 8"),
         (["--task", "lambada", "parallel.tensor=8"], "not divisible by tensor = 8"),
         (["--task", "wikitext103", "data.seq_length=64"], "data.seq_length is 64: the model sees 32"),

@@ -203,6 +203,7 @@ def test_echo_and_log_probabilities_for_people(run: Path, capsys: pytest.Capture
         (["--prompt", "x", "--stop", ""], "a stop string is empty"),
         (["--prompt", "x", "--batch-size", "0"], "batch_size is 0"),
         (["--prompt", "x", "parallel.context=2"], "parallel.context is for training"),
+        (["--prompt", "x", "parallel.chunks=2"], "parallel.chunks is for training"),
         (["--prompt", "x", "parallel.tensor=3"], "not divisible by tensor = 3"),
         (["--prompt", "x", "parallel.data=9"], "but there are 8"),
         (["--prompt", "x", "model.num_layers=3"], "model.num_layers=3: settled by the training"),

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from megajax.config.train import ACTIVATION_NAMES
 from megajax.models.block import Remat
@@ -35,12 +36,15 @@ def remat_policy(remat: str | tuple[str, ...]) -> Remat:
     return lambda layer: jax.checkpoint(layer, policy=policy, prevent_cse=False)
 
 
-def all_but_weights(primitive: Any, *_: Any, **parameters: Any) -> bool:
-    """Keep every intermediate but weights in the form in which a layer uses them.
+def all_but_weights(primitive: Any, *inputs: Any, **parameters: Any) -> bool:
+    """Keep every intermediate but weights in the form in which a layer uses them, and masks.
 
     A view costs nothing to take again, and to keep the one before the named weights would be to keep the weights. What
-    was gathered for a layer (weights over `fsdp`, its input over `tensor`) is gathered again, as Megatron-LM does.
+    was gathered for a layer (weights over `fsdp`, its input over `tensor`) is gathered again, as Megatron-LM does. Who
+    sees whom follows from places and segments: of it a pipeline would keep [N, S, S] in every slot.
     """
-    if primitive.name in ("reshape", "sharding_constraint"):
+    if primitive.name in ("reshape", "broadcast_in_dim", "sharding_constraint"):
+        return False
+    if primitive.name in ("ge", "lt", "eq", "and", "sub") and not jnp.issubdtype(inputs[0].dtype, jnp.floating):
         return False
     return not (primitive.name == "name" and parameters["name"] == WEIGHTS)

@@ -204,9 +204,10 @@ def abstract_model(config: Config) -> Model:
 
 def _mesh(parallel: ParallelConfig) -> Mesh:
     """The first devices, as many as the layout takes."""
-    for axis in ("pipe", "context"):
-        if getattr(parallel, axis) > 1:
-            raise ConfigError(f"parallel.{axis} is for training: use parallel.data, fsdp, expert and tensor here")
+    nothing = ParallelConfig()
+    for key in ("pipe", "context", "chunks", "zero"):
+        if getattr(parallel, key) != getattr(nothing, key):
+            raise ConfigError(f"parallel.{key} is for training: use parallel.data, fsdp, expert and tensor here")
     if parallel.simulate_devices:
         simulate_devices(parallel.simulate_devices)
     there = jax.device_count()

@@ -120,13 +120,22 @@ NAMED = {
     [("full", ["block_input"]), (("qkv",), ["block_input", "qkv"]), ("selective", list(NAMED))],
 )
 def test_kept_is_what_the_policy_names(sizes: Pipeline, remat: Any, names: list[str]) -> None:
-    """And the input of every layer, which its recomputation starts from. Beside activations, at most a causal mask."""
+    """And the input of every layer, which its recomputation starts from. Beside activations, at most places [S]."""
     n, B = LAYERS // (sizes.stages * sizes.chunks), BATCH // sizes.microbatches
     places = Interleaved1F1B(*sizes).ring_slots
     shapes = kept(sizes, remat)
     activations = [shape for shape in shapes if shape[1:3] == (n, B)]
     assert sorted(activations) == sorted((places, n, B, *NAMED[name]) for name in names)
-    assert sum(map(math.prod, shapes)) - sum(map(math.prod, activations)) <= places * S * S
+    assert sum(map(math.prod, shapes)) - sum(map(math.prod, activations)) <= 2 * places * S
+
+
+def test_no_mask_is_kept() -> None:
+    """Without any recomputation neither: who sees whom is the same for all samples, and follows from places [S]."""
+    sizes = PIPELINES[0]
+    n, B = LAYERS // (sizes.stages * sizes.chunks), BATCH // sizes.microbatches
+    others = [shape[1:] for shape in kept(sizes, "none") if n not in shape[1:2]]
+    assert all(math.prod(shape) <= 2 * S for shape in others), others
+    assert [shape for shape in kept(sizes, "none") if shape[1:3] == (n, B) and shape[-2:] == (S, S)], "but scores are"
 
 
 def test_weights_are_never_kept() -> None:
