@@ -89,6 +89,13 @@ class Run:
             return None
         return max((int(name) for name in names if name.isdigit()), default=None)
 
+    def how_far(self, step: int | None) -> str:
+        """What exit code 0 means at this newest checkpoint: a request to stop, and a time limit, end with it, too."""
+        steps = None if self.config is None else self.config.train.steps
+        if step is None or steps is None or step >= steps:
+            return "done"
+        return f"stopped on request before step {steps}: the same command goes on"
+
     def fewer(self, processes: int, least: int) -> int | None:
         """The next smaller number of processes that the configuration allows, if there is one."""
         return next(filter(self.allows, range(processes - 1, least - 1, -1)), None)
@@ -115,7 +122,7 @@ def supervise(run: Run, command: Sequence[str], options: argparse.Namespace) -> 
             after = run.newest_step()
             ended = f"ended with {describe(code)}, {at(after)}"
             if code in FINAL or signals.stop or restarts == options.max_restarts:
-                report(f"{ended}: {why_final(code, signals)}")
+                report(f"{ended}: {run.how_far(after) if code == 0 else why_final(code, signals)}")
                 return code
             report(f"{ended}: restart in {options.backoff:g} s")
             if restarts and after == before and options.min_processes:
@@ -129,7 +136,7 @@ def supervise(run: Run, command: Sequence[str], options: argparse.Namespace) -> 
 def why_final(code: int, signals: Signals) -> str:
     """Why there is no restart."""
     if code in FINAL:
-        return "a restart would not change that" if code else "done"
+        return "a restart would not change that"
     return f"{signals.stop} was received" if signals.stop else "no restart left"
 
 

@@ -113,6 +113,10 @@ def join_cluster(config: Config) -> Cluster:
     cluster = join(detect(os.environ, config.cluster), config.cluster, {"config": identity})
     if cluster.first:
         print(f" {cluster.launch.describe()}")
+        if config.train.exit_duration and "JOB_COMPLETION_INDEX" in os.environ:
+            log.warning(
+                "train.exit_duration: Kubernetes takes that end for the end of the run, and starts no other pod"
+            )
     else:
         logging.getLogger("megajax").setLevel(logging.ERROR)  # what concerns all is said once
     return cluster

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megajax.config import load_config
-from megajax.train import main, train
+from megajax.train import join_cluster, main, train
 from tests.runs import ALL_DEVICES, WORDS, assert_same_run, finish, records, start
 
 
@@ -114,3 +114,14 @@ def test_batch_size_ramp_and_samples(corpus: Path, tmp_path: Path) -> None:
     steps = [line for line in records(tmp_path / "run") if "lm loss" in line]
     assert [line["batch-size"] for line in steps] == [8, 8, 16, 16]
     assert result.step == 4
+
+
+def test_kubernetes_would_take_a_time_limit_for_the_end(monkeypatch, caplog):
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "1")
+    config = load_config(None, ["train.exit_duration=60"]).config
+    join_cluster(config)
+    assert "train.exit_duration: Kubernetes takes that end for the end of the run" in caplog.text
+    caplog.clear()
+    join_cluster(load_config(None, []).config)
+    assert not caplog.text

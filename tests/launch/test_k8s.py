@@ -71,7 +71,8 @@ def test_its_parts_agree(manifest: Any):
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
     (script,) = container["args"]
     words = script.split("megajax.train")[1].partition("&")[0].replace("\\\n", " ").split()
-    load_config(ROOT / words[0], words[1:])
+    config = load_config(ROOT / words[0], words[1:]).config
+    assert config.train.exit_duration is None  # it would be taken for the end of the run
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,16 @@ def test_some_ends_are_final(tmp_path: Path, code: int):
     assert lines(err)[-1].endswith("a restart would not change that" if code else "done")
 
 
+def test_the_end_of_a_time_limit_is_not_called_done(tmp_path: Path):
+    """Saved and left with exit code 0, as at `train.exit_duration`: no restart, but more to do."""
+    words = job(tmp_path, "save(30)", "train.steps=100")
+    returned, _, err = finish(launch("run", "--max-restarts", "5", *words))
+    assert (returned, len(starts(tmp_path))) == (0, 1)
+    assert lines(err)[-1].endswith(
+        "newest checkpoint: step 30: stopped on request before step 100: the same command goes on"
+    )
+
+
 def test_restarts_are_limited(tmp_path: Path):
     returned, _, err = finish(launch("run", "--max-restarts", "2", "--backoff", "0", *job(tmp_path, "sys.exit(4)")))
     assert returned == 4
