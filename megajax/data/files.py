@@ -73,7 +73,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             temporary = path.with_name(f".{path.name}.{uuid4().hex}")
             file = temporary.open("xb", 1 << 20)
             _lock(file)
-            if os.fstat(file.fileno()).st_nlink:
+            if temporary.exists():
                 break
             file.close()  # taken for a leftover before it was locked
         with file:
