@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     run, config = RunDirectory.open(options.run_dir, options.words)
     cluster = join_cluster(config)
     with cluster.guard():
-        with Checkpoints(run.checkpoints(config.checkpoint), None) as checkpoints, cluster.guard():
+        with Checkpoints(run.checkpoints(config.checkpoint), None, run.owner) as checkpoints, cluster.guard():
             start, stop = choose_steps(checkpoints, options.step)
             recorded = recorded_metrics(run.path / "metrics.jsonl", start, stop)
             trainer = Trainer(config, run, checkpoints, cluster, Clock(), start)
@@ -72,10 +72,14 @@ def choose_steps(checkpoints: Checkpoints, last: int | None) -> tuple[int, int]:
     last = last or max(checkpoints.steps, default=0)
     start = max((step for step in checkpoints.steps if step < last), default=None)
     if start is None:
+        oldest, newest = min(checkpoints.steps, default=None), max(checkpoints.steps, default=None)
+        remedy = "train it first"
+        if oldest is not None:
+            remedy = f"choose a --step from {oldest + 1} on"
+        if oldest == newest == last:
+            remedy = f"nothing after step {last} is saved, so train on, or save more often (checkpoint.every)"
         found = ", ".join(map(str, checkpoints.steps)) or "none"
-        raise ConfigError(
-            f"{checkpoints.directory} has no checkpoint before step {last} ({found}): choose another --step"
-        )
+        raise ConfigError(f"{checkpoints.directory} has no checkpoint before step {last} ({found}): {remedy}")
     return start, last
 
 

@@ -46,7 +46,7 @@ from megajax.training.compiled import CompiledStep
 from megajax.training.evaluate import Evaluator
 from megajax.training.feed import Feed
 from megajax.training.health import RollBack, check_step, give_up
-from megajax.training.init_from import import_start, start_from
+from megajax.training.init_from import prepare_start, start_from, start_of
 from megajax.training.pulse import Pulse
 from megajax.training.run_directory import RunDirectory
 from megajax.training.sample import encode_prompt, print_sample
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # there is nothing to save before the loop
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)  # Orbax has set one up
     logging.getLogger("megajax").setLevel(logging.INFO)
-    loaded, _ = parse_command_line("python -m megajax.train", "Train a model.", argv, resolve=import_start)
+    loaded, _ = parse_command_line("python -m megajax.train", "Train a model.", argv, resolve=start_of)
     train(loaded.config)
 
 
@@ -91,16 +91,17 @@ def train(config: Config) -> Result:
     check_training(config)
     cluster = join_cluster(config)
     with cluster.guard(), Requests(config.train.exit_duration) as requests:
-        with cluster.first_alone("claim"):
-            run = RunDirectory.claim(config) if cluster.first else RunDirectory(Path(config.output_dir))
-        where = run.checkpoints(config.checkpoint)
-        with (
-            run.locked(cluster.first),
-            Checkpoints(where, config.checkpoint) as checkpoints,
-            cluster.guard(),  # again: what fails in here is told before checkpoints close, which takes all processes
-            explained_out_of_memory(),
-        ):
-            return Trainer(config, run, checkpoints, cluster, clock).train(requests)
+        run = RunDirectory(Path(config.output_dir))
+        with run.locked(cluster.first):
+            with cluster.first_alone("claim"):
+                if cluster.first:
+                    run.claim(config)
+            with (
+                Checkpoints(run.checkpoints(config.checkpoint), config.checkpoint, run.owner) as checkpoints,
+                cluster.guard(),  # again: what fails in here is told before checkpoints close, which takes all
+                explained_out_of_memory(),
+            ):
+                return Trainer(config, run, checkpoints, cluster, clock).train(requests)
 
 
 def join_cluster(config: Config) -> Cluster:
@@ -147,9 +148,11 @@ class Trainer:
             log.warning(warning)
         rules = Rules.of(mesh, config.parallel)
 
-        # Text: token files and tokenizer, and the vocabulary size that follows from it.
+        # Files of the run's own: weights to start from, tokenizer, token files; and the vocabulary size they imply.
+        trained = checkpoints.latest is not None
         with cluster.first_alone("data"):
-            config, self.tokenizer = prepare(config, run)
+            prepare_start(config, run, trained)
+            config, self.tokenizer = prepare(config, run, trained)
         self.config = config
         encode_prompt(config, self.tokenizer)
 
@@ -157,9 +160,10 @@ class Trainer:
         kernel = choose_attention(config, jax.default_backend(), batch_arrays(config.model, config.data))
         init, abstract_state, shardings = build_init(config, rules)
         self.canonical = CanonicalForm(abstract_state, shardings, rules, config.parallel.chunks)
+        checkpoints.check_room(self.canonical.abstract, saved=trained)
         record = None
         with self.watchdog, self.watchdog.patient():
-            if checkpoints.latest is None:
+            if not trained:
                 self.state, self.step, self.consumed = in_turn(init(jax.random.key(config.train.seed))), 0, 0
                 if config.init_from:
                     self.state = start_from(config, run, self.state, self.canonical, self.tokenizer)

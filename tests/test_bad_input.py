@@ -187,14 +187,16 @@ def test_the_output_directory_of_another_run(refuse: Refuse, finished: Path, mon
 
 def test_a_run_whose_tokenizer_changed(refuse: Refuse, finished: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(finished)
-    model = finished / "run/tokenizer.model"
+    model = finished / "run/tokenizer/tokenizer.model"
     original = model.read_bytes()
     model.write_bytes(original + b"\x12\x02\x18\x00")  # one more protocol-buffer field: other bytes, still a model
     try:
         line = refuse(*OWN_TOKENIZER, "train.steps=2")
     finally:
         model.write_bytes(original)
-    assert line.startswith("the tokenizer of run changed since its checkpoint (sha256): restore the old files")
+    assert line.startswith(
+        "run/data/0-corpus_text_document: its tokenizer is another one, and run was trained on it: restore"
+    )
 
 
 LIMITED = """

@@ -107,8 +107,8 @@ def test_weights_have_the_precision_of_the_run(run: Path, tmp_path: Path):
 def test_needs_nothing_but_configuration_tokenizer_and_checkpoint(run: Path, tmp_path: Path):
     """The token files and the text are gone, and are not made again."""
     copy = tmp_path / "run"
-    for name in ("config.yaml", "tokenizer.model"):
-        copy.mkdir(exist_ok=True)
+    for name in ("config.yaml", "run.json", "tokenizer/tokenizer.model"):
+        (copy / name).parent.mkdir(exist_ok=True)
         shutil.copy(run / name, copy / name)
     shutil.copytree(run / "checkpoints" / "2", copy / "checkpoints" / "2")
     config = (copy / "config.yaml").read_text().replace("corpus.jsonl", "lost.jsonl")
@@ -276,7 +276,7 @@ def test_directory_without_a_trained_model(run: Path, tmp_path: Path):
     shutil.copy(run / "config.yaml", tmp_path)
     with pytest.raises(ConfigError, match=r"tokenizer\.model: no such file"):
         generate_text(tmp_path, ["x"])
-    shutil.copy(run / "tokenizer.model", tmp_path)
+    shutil.copytree(run / "tokenizer", tmp_path / "tokenizer")
     with pytest.raises(ConfigError, match="has no finished checkpoint: train it first"):
         generate_text(tmp_path, ["x"])
     assert not (tmp_path / "checkpoints").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,25 @@ def test_with_another_tokenizer_its_own_ids_go_out(corpus: Path, tmp_path: Path)
     assert not {"chat_template.jinja", "generation_config.json"} & {path.name for path in (tmp_path / "out").iterdir()}
     embedding = load_file(tmp_path / "out/model.safetensors")["model.embed_tokens.weight"]
     assert embedding.shape == (51, 16) and embedding.dtype == jnp.bfloat16
+
+
+def test_the_other_run_is_needed_once_only(base: Path, corpus: Path, tmp_path: Path) -> None:
+    """Resumed when it has moved, when another name leads to it, and when it is gone; never from a third one."""
+    start, output = shutil.copytree(base, tmp_path / "start"), tmp_path / "next"
+    assert main([*words(start, corpus, output), "train.steps=1"]) == 0
+    moved = start.rename(tmp_path / "moved")
+    assert main([*words(moved, corpus, output), "train.steps=2"]) == 0
+    other = shutil.copytree(base, tmp_path / "other")
+    (other / "config.yaml").write_text((base / "config.yaml").read_text().replace("seed: 1234", "seed: 1235"))
+    shutil.rmtree(moved)
+    assert main([*words(tmp_path / "x" / ".." / "moved", corpus, output), "train.steps=3"]) == 0
+    with pytest.raises(ConfigError, match=f"{output} began from {moved}, not from init_from {other}"):
+        train(load_config(None, [*words(other, corpus, output), "train.steps=4"]).config)
+
+
+def test_a_run_does_not_begin_from_itself(
+    base: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(base, tmp_path / "copy")
+    assert main([*words(copy, corpus, tmp_path / "x" / ".." / "copy")]) == 2
+    assert "the output_dir itself: name another run or model" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import pytest
 
 from megajax import replay
 from megajax.train import main
+from tests.made_runs import make_run
 from tests.runs import ALL_DEVICES, WORDS
 
 
@@ -48,6 +49,14 @@ def test_a_single_bit_is_found(run: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 def test_there_has_to_be_a_checkpoint_before(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert replay.main([str(run), "--step", "10"]) == 2
-    assert "has no checkpoint before step 10 (10, 20): choose another --step" in capfd.readouterr().err
+    assert "has no checkpoint before step 10 (10, 20): choose a --step from 11 on" in capfd.readouterr().err
     assert replay.main([str(run / "nowhere")]) == 2
     assert "is not a run of megajax" in capfd.readouterr().err
+
+
+def test_a_run_with_one_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """No step that does not exist is advised."""
+    run = make_run(tmp_path / "run")
+    assert replay.main([str(run)]) == 2
+    error = "has no checkpoint before step 1 (1): nothing after step 1 is saved, so train on, or save more often"
+    assert error in capfd.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +13,15 @@ from etils import epath
 
 from megajax.checkpoint.agree import first
 from megajax.checkpoint.arrays import open_arrays, read_arrays
-from megajax.checkpoint.errors import reason
+from megajax.checkpoint.errors import may_pass, reason
 from megajax.checkpoint.fingerprint import digits, words
 from megajax.checkpoint.record import FORMAT_VERSION, RecordHandler
-from megajax.config.base import ConfigError
+from megajax.config.base import ConfigError, NotReady
 
+log = logging.getLogger(__name__)
+
+PAUSES = (1.0, 4.0)
+"""Seconds before what a disk or network failed to read is read again."""
 Contents = tuple[dict[str, jax.Array], dict[str, Any]]
 """Arrays by name, and the record."""
 
@@ -62,14 +68,29 @@ def read_contents(path: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct], pre
 
 
 def verified(read: Callable[[], Contents]) -> Contents | str:
-    """What `read` gives if its fingerprints are right in every process, else what is wrong, the same in all of them."""
-    contents, problem = None, ""
-    try:
-        contents = read()
-    except (ConfigError, MemoryError, jax.errors.JaxRuntimeError):
-        raise
-    except Exception as error:  # what a flipped bit may lead to has no end: a division by a zero in `.zarray`, say
-        problem = reason(error)
+    """What `read` gives if its fingerprints are right in every process, else what is wrong, the same in all of them.
+
+    Raises:
+        NotReady: a disk or network failed, at every attempt: that says nothing of the contents.
+    """
+    contents, problem, unreadable = None, "", ""
+    for pause in (*PAUSES, None):
+        problem, unreadable = "", ""
+        try:
+            contents = read()
+        except (ConfigError, MemoryError, jax.errors.JaxRuntimeError):
+            raise
+        except Exception as error:  # what a flipped bit may lead to has no end: a division by a zero in `.zarray`, say
+            if may_pass(error):
+                unreadable = reason(error)
+            else:
+                problem = reason(error)
+        if not unreadable or pause is None:
+            break
+        log.warning("reading again in %g s: %s", pause, unreadable)
+        time.sleep(pause)
+    if unreadable := first(unreadable):
+        raise NotReady(f"a checkpoint cannot be read just now ({unreadable}): it was left as it is, try again")
     problem = first(problem)
     if contents is None or problem:
         return problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from etils import epath
@@ -12,10 +12,22 @@ from etils import epath
 from megajax.config.base import ConfigError
 from megajax.config.cli import MENDABLE
 
+PASSING = {
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOMEM, errno.EMFILE,
+    errno.ENFILE, errno.EREMOTEIO, errno.ECONNRESET, errno.ECONNABORTED, errno.ENETDOWN, errno.ENETUNREACH,
+    errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ESHUTDOWN, errno.EACCES, errno.EPERM,
+}  # fmt: skip
+"""What says nothing about a file's contents: disk, network or this process could not read them as things are."""
+
 
 @contextmanager
-def one_line(what: str, remedy: str) -> Iterator[None]:
+def one_line(what: str, remedy: str, room: Callable[[], str] = str) -> Iterator[None]:
     """Turn what is for the user to mend into one line that names what failed.
+
+    Args:
+        what: was being done.
+        remedy: what the user can do.
+        room: says what is needed and what there is; asked where there is not enough.
 
     Raises:
         ConfigError: no space, no permission, no such directory.
@@ -25,11 +37,17 @@ def one_line(what: str, remedy: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        number = _number(error)
+        number = _number(error, MENDABLE)
         if number not in MENDABLE:
             raise
         better = f"{MENDABLE[number]}; otherwise " if number in (errno.EMFILE, errno.ENFILE) else ""
-        raise ConfigError(f"{what} failed ({reason(error)}): {better}{remedy}") from error
+        need = room() if number in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise ConfigError(f"{what} failed ({reason(error)}{need and f'; {need}'}): {better}{remedy}") from error
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether an error of reading says nothing about what was to be read."""
+    return _number(error, PASSING) in PASSING
 
 
 def check_reachable(directory: epath.Path) -> None:
@@ -50,8 +68,8 @@ def reason(error: Exception) -> str:
     return " ".join(str(error).split())[-200:] or type(error).__name__  # what went wrong stands last
 
 
-def _number(error: Exception) -> int:
+def _number(error: Exception, known: Iterable[int]) -> int:
     """The system's number of an error, by its text if need be: TensorStore and Orbax pass on no more than that."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    return next((number for number in MENDABLE if os.strerror(number) in str(error)), 0)
+    return next((number for number in known if os.strerror(number) in str(error)), 0)

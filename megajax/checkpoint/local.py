@@ -26,6 +26,8 @@ from megajax.checkpoint.fingerprint import Words, words
 from megajax.checkpoint.record import complete, described, seal, unseal
 from megajax.checkpoint.snapshot import Snapshot
 
+_NAME = "local-copies"
+
 
 class LocalCopies:
     """The local copies of one run."""
@@ -33,11 +35,14 @@ class LocalCopies:
     def __init__(self, directory: str, run: epath.Path) -> None:
         """Look for the copies of `run`, the directory of its checkpoints; all processes together.
 
-        A name kept there ties them to it: a run that starts over does not find those of its predecessor.
+        A name kept there ties them to it: a run that starts over does not find those of its predecessor, and the copy
+        of a run leaves them to the original.
         """
-        self._directory = Path(directory)
-        self._name_file = run / "local-copies"
+        self._directory, self._run = Path(directory), run
+        self._name_file = run / _NAME
         self._name = gather(self._name_file.read_text() if self._name_file.exists() else "")[0]
+        if any(gather(self._original())):
+            self._name = ""
         self._snapshot = Snapshot()
         self._thread = ThreadPoolExecutor(1, "local-copy")
         self._writing: tuple[int, Future[None]] | None = None
@@ -66,7 +71,7 @@ class LocalCopies:
             for name, array in arrays.items()
             for number, devices in enumerate(shards(array).values())
         }
-        manifest = {"layout": _layout(arrays), "record": described(record, arrays)}
+        manifest = {"run": str(self._run), "layout": _layout(arrays), "record": described(record, arrays)}
         self._writing = step, self._thread.submit(self._write, step, files, manifest, words(held))
 
     def wait(self) -> None:
@@ -127,6 +132,16 @@ class LocalCopies:
     @property
     def _process(self) -> Path:
         return self._directory / (self._name or "-") / f"process-{jax.process_index()}"
+
+    def _original(self) -> str:
+        """The directory whose these copies are, if it is another one: a run that has moved has left none behind."""
+        for step in self._complete()[-1:]:
+            with suppress(OSError, ValueError):
+                place = unseal((self._process / str(step) / "manifest.json").read_text()).get("run", str(self._run))
+                name = epath.Path(place) / _NAME
+                if place != str(self._run) and name.exists() and name.read_text() == self._name:
+                    return place
+        return ""
 
     def _complete(self) -> list[int]:
         return sorted(int(path.name) for path in self._process.glob("*") if path.name.isdigit())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -28,14 +29,15 @@ from etils import epath
 from megajax.checkpoint.agree import gather
 from megajax.checkpoint.arrays import named_arrays
 from megajax.checkpoint.contents import Contents, read_contents, verified
-from megajax.checkpoint.errors import check_reachable, one_line, reason
+from megajax.checkpoint.errors import check_reachable, may_pass, one_line, reason
 from megajax.checkpoint.fingerprint import words
 from megajax.checkpoint.local import LocalCopies
+from megajax.checkpoint.owner import Owner, check_owner, take
 from megajax.checkpoint.quiet import quiet_orbax
 from megajax.checkpoint.record import RecordHandler, RecordSave, described
 from megajax.checkpoint.retention import Retention
 from megajax.checkpoint.snapshot import Snapshot
-from megajax.config.base import ConfigError
+from megajax.config.base import ConfigError, NotReady
 from megajax.config.train import CheckpointConfig
 from megajax.models.parameters import annotate, logical_axes, named_leaves
 
@@ -53,10 +55,15 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run. With several processes, all of them open, save, wait and restore together."""
 
-    def __init__(self, directory: str | os.PathLike[str], config: CheckpointConfig | None) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], config: CheckpointConfig | None, owner: Owner | None = None
+    ) -> None:
         """Open (or create) the directory; `config` says which checkpoints stay, see `retention.kept`.
 
         Without a configuration it is opened to be read, be it that of a run that is still training: nothing is changed.
+
+        Raises:
+            ConfigError: the directory cannot be reached, or is not that of the run `owner`.
         """
         quiet_orbax()
         path = epath.Path(directory)
@@ -64,10 +71,15 @@ class Checkpoints:
         self._writable, self._config = config is not None, config or CheckpointConfig()
         self._retention, self._snapshot = Retention(self._config), Snapshot()
         self._being_saved: int | None = None
+        self._needs = self._free = 0
         check_reachable(self.directory)
         if self._writable:
             with self._saving():
                 self.directory.mkdir(parents=True, exist_ok=True)
+                if owner:
+                    take(self.directory, owner)
+        elif owner:
+            check_owner(self.directory, owner)
         if self._writable and jax.process_index() == 0:
             for unfinished in sorted(self.directory.glob("*orbax-checkpoint-tmp*")):
                 log.warning("%s is the rest of a save that was interrupted: ignored and removed", unfinished)
@@ -137,6 +149,9 @@ class Checkpoints:
                 self._retention.losses[step] = loss
                 record = {**record, "loss": loss}
             arrays = named_arrays(state)
+            self._needs = sum(array.nbytes for array in arrays.values())
+            if "://" not in str(self.directory):
+                self._free = shutil.disk_usage(self.directory).free
             if self._config.asynchronous:
                 arrays = self._snapshot.take(arrays)
             about = RecordSave(described(record, arrays), words(arrays))
@@ -225,7 +240,7 @@ class Checkpoints:
             if is_own or local is None:
                 found = verified(lambda: read_contents(path, wanted, prefix, tables))  # noqa: B023 - called at once
             else:
-                found = verified(lambda: local.read(step, wanted))  # noqa: B023
+                found = self._read_local(local, step, wanted)
             if not isinstance(found, str):
                 if not is_own:
                     _tell(logging.INFO, "resuming from the local copies of step %d in %s", step, self._config.local)
@@ -238,12 +253,45 @@ class Checkpoints:
                 self._set_aside(step)
         raise ConfigError(f"every checkpoint in {self.directory} is damaged: restore one of them, or start anew")
 
+    @staticmethod
+    def _read_local(local: LocalCopies, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> Contents | str:
+        """As `verified`; a disk of one host that fails is no reason to wait, since there are other checkpoints."""
+        try:
+            return verified(lambda: local.read(step, wanted))
+        except NotReady as error:
+            return str(error)
+
+    def check_room(self, state: Any, *, saved: bool) -> None:
+        """Look for room for checkpoints of a state (arrays, or their shapes) before anything is computed.
+
+        Args:
+            state: what will be saved.
+            saved: there is a checkpoint already: a lack of room is a warning.
+
+        Raises:
+            ConfigError: there is none for a single one; says what is needed and what there is.
+        """
+        if "://" in str(self.directory):
+            return
+        self._needs = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        self._free = free = int(gather(str(shutil.disk_usage(self.directory).free))[0])  # as process 0 sees it
+        stay = self._config.keep_last + 1 - len(self.steps)  # one is written before another goes
+        if self._needs > free and not saved:
+            raise ConfigError(f"{self.directory}: {self._room()}: make room, or choose another checkpoint.directory")
+        if self._needs * max(1, stay) > free:
+            _tell(logging.WARNING, "%s: %s, for %d", self.directory, self._room(), max(1, stay))
+
+    def _room(self) -> str:
+        return f"a checkpoint needs {_size(self._needs)}, there are {_size(self._free)} free"
+
     def record(self, step: int) -> dict[str, Any]:
         """The JSON record of one checkpoint."""
         path = self.directory / str(step)
         try:
             return RecordHandler().restore(path / "record")
         except (OSError, ValueError) as error:
+            if may_pass(error):
+                raise NotReady(f"{path} cannot be read just now ({reason(error)}): try again") from error
             raise ConfigError(f"{path} is damaged ({reason(error)}): choose another checkpoint") from error
 
     def _losses(self) -> dict[int, float]:
@@ -303,10 +351,14 @@ class Checkpoints:
 
     def _saving(self) -> AbstractContextManager[None]:
         remedy = "free space or change output_dir; finished checkpoints are intact, run the same command to resume"
-        return one_line(f"saving a checkpoint to {self.directory}", remedy)
+        return one_line(f"saving a checkpoint to {self.directory}", remedy, self._room)
 
     def _saving_local(self) -> AbstractContextManager[None]:
         return one_line(f"saving a local copy to {self._config.local}", "free space there or unset checkpoint.local")
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 
 def _barrier(processes: int) -> Callable[..., None]:

@@ -12,12 +12,13 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from megajax.config.base import ConfigError, NotReady
 from megajax.config.checks import check_config
+from megajax.config.config import Config
 from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, nearest, type_name, value_for
 from megajax.config.load import Loaded, derived_values, flat_values, load_config
 from megajax.config.yaml_text import yaml_text
@@ -116,7 +117,7 @@ def parse_command_line(
     description: str,
     argv: Sequence[str],
     extra: Callable[[argparse.ArgumentParser], object] | None = None,
-    resolve: Callable[[Loaded], Sequence[str]] | None = None,
+    resolve: Callable[[Config], Mapping[str, Any]] | None = None,
 ) -> tuple[Loaded, argparse.Namespace]:
     """Read `[CONFIG.yaml] [KEY=VALUE ...] [options]` and check the configuration.
 
@@ -125,7 +126,7 @@ def parse_command_line(
         description: one sentence for `--help`.
         argv: the words after it.
         extra: adds the entry point's own options to the parser; they come back in the namespace.
-        resolve: more KEY=VALUE words, from what the user's say.
+        resolve: reads the values by key that `init_from` implies, where that is no run; it must not write.
 
     Raises:
         ConfigError: anything the user has to correct.
@@ -148,8 +149,8 @@ def parse_command_line(
     if len(files) > 1:
         raise ConfigError(f"more than one configuration file ({', '.join(files)}); others are KEY=VALUE")
     loaded = load_config(files[0] if files else None, overrides)
-    if resolve is not None and (words := resolve(loaded)):
-        loaded = load_config(files[0] if files else None, [*overrides, *words])
+    if resolve is not None and (start := resolve(loaded.config)):
+        loaded = load_config(files[0] if files else None, overrides, start)
     check_config(loaded.config)
     if options.print_config:
         print(describe_values(loaded))

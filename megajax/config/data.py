@@ -52,7 +52,7 @@ class TokenizerConfig:
     bos: bool | None = None
     """Documents, prompts and evaluated texts begin with the beginning-of-sequence id; unset = as the tokenizer.json, or
     tokenizer_config.json beside the tokenizer, has it. Texts of masked models never do."""
-    chat_template: str | None = None
+    chat_template: PathName | None = None
     """File with the template of conversations (Jinja, as for Hugging Face); unset = chat_template.jinja or
     tokenizer_config.json beside the tokenizer, else <|user|> and <|assistant|> on lines of their own."""
     tiktoken_pattern: Literal["v1", "v2", "llama3"] | None = None

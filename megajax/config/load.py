@@ -3,7 +3,8 @@
 Later wins: defaults, the run that `init_from` names, preset of the preset, preset, file, command line. A file names its
 preset with the key `preset`: a path relative to the file itself, or the name of one that MegaJAX brings (see
 `megajax.config.presets`). Paths that are values (`data.path`, `output_dir`) stay as the user wrote them: relative to
-the working directory.
+the working directory. In config.yaml of a run they are relative to the run (see `run_files`), and `output_dir` is the
+folder that holds it: the file serves to resume the run from anywhere.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from megajax.config.base import ConfigError
 from megajax.config.config import Config
 from megajax.config.keys import FIELDS, MEGATRON_TOKENIZERS, SECTIONS, TEXT_KEYS, did_you_mean, first_key, type_name
 from megajax.config.presets import find_config
+from megajax.config.run_files import CONFIG, IDENTITY, for_the_run, from_the_run
 from megajax.config.yaml_text import dump_yaml, parse_yaml, plain, yaml_text
 
 
@@ -40,13 +42,16 @@ class _Layer:
     values: dict[str, Any]
 
 
-def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Loaded:
+def load_config(
+    path: str | Path | None = None, overrides: Sequence[str] = (), start: Mapping[str, Any] | None = None
+) -> Loaded:
     """Read a configuration.
 
     Args:
         path: YAML file, relative to the working directory, or the name of a preset (`gpt2_124m`); None = defaults.
         overrides: `KEY=VALUE` words, e.g. `optim.lr=3e-4`, `train.rampup=[16,16,1000]`; the values are YAML.
             `preset=gpt2_124m` takes the place of the file's preset.
+        start: values by key that `init_from` implies, where it does not name a run.
 
     Raises:
         ConfigError: a file is missing or not YAML, or a key or value is not one the configuration has. Whether the
@@ -58,9 +63,26 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     if preset is not None:
         layers = [*_read_preset(preset, Path()), *layers[-1:]]
     layers.append(words)
-    start = [layer.values["init_from"] for layer in layers if "init_from" in layer.values]
-    if start and start[-1] is not None:
-        layers.insert(0, _read_start(Path(str(start[-1]))))
+    named = [layer.values["init_from"] for layer in layers if "init_from" in layer.values]
+    if named and named[-1] is not None:
+        run = Path(str(named[-1])).expanduser()
+        layers.insert(0, _Layer(f"init_from {run}", dict(start) if start else _read_start(run)))
+    return _join(layers)
+
+
+def load_run(run: Path, overrides: Sequence[str] = ()) -> Loaded:
+    """The configuration that a run keeps, its files found wherever it lies by now; `overrides` as in `load_config`."""
+    file = run / CONFIG
+    return _join([*_read_file(file, f"file {file}", of_run=True), _Layer("command line", _read_words(overrides))])
+
+
+def dump_run(config: Config, run: Path) -> str:
+    """The whole configuration as config.yaml of a run keeps it."""
+    return dump_config(_build(for_the_run(run, flat_values(config)), {}))
+
+
+def _join(layers: Sequence[_Layer]) -> Loaded:
+    """The configuration of some layers, of which later ones win."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer in layers:
@@ -108,7 +130,7 @@ def _read_words(words: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _read_file(path: Path, origin: str, seen: tuple[Path, ...] = ()) -> list[_Layer]:
+def _read_file(path: Path, origin: str, seen: tuple[Path, ...] = (), of_run: bool = False) -> list[_Layer]:
     """The layers of a file: those of its presets, which give way, and then its own."""
     seen = (*seen, path.resolve())
     if len(set(seen)) < len(seen):
@@ -121,6 +143,8 @@ def _read_file(path: Path, origin: str, seen: tuple[Path, ...] = ()) -> list[_La
         raise ConfigError(f"{path}: expected lines of `key: value`, found {yaml_text(plain(content))}")
     values = _flatten(content or {}, f"in {path}")
     preset = values.pop("preset", None)
+    if of_run or (path.name == CONFIG and path.with_name(IDENTITY).is_file()):
+        values = from_the_run(path.parent, values)
     layers = [] if preset is None else _read_preset(preset, path.parent, seen)
     return [*layers, _Layer(origin, values)]
 
@@ -131,19 +155,15 @@ def _read_preset(preset: Any, beside: Path, seen: tuple[Path, ...] = ()) -> list
     return _read_file(find_config(preset, beside), f"preset {preset}", seen)
 
 
-def _read_start(run: Path) -> _Layer:
+def _read_start(run: Path) -> dict[str, Any]:
     """Architecture and tokenizer of the run that training starts from; what is no run (any more) says nothing."""
-    origin = f"init_from {run}"
-    if not (run / "config.yaml").is_file():
-        return _Layer(origin, {})
-    values = flat_values(load_config((run / "config.yaml").resolve()).config)
-    kept = {key: value for key, value in values.items() if key.startswith(("model.", "tokenizer."))}
-    for key in ("tokenizer.model", "tokenizer.vocab", "tokenizer.merges"):
-        if kept[key] and (run / kept[key]).exists():
-            kept[key] = str(run / kept[key])  # files of the run itself are named from there
-    if kept["tokenizer.model"] is None and (run / "tokenizer.model").exists():
-        kept["tokenizer.model"] = str(run / "tokenizer.model")  # trained for the run
-    return _Layer(origin, {key: value for key, value in kept.items() if value is not None})
+    return start_values(load_run(run).config) if (run / CONFIG).is_file() else {}
+
+
+def start_values(config: Config) -> dict[str, Any]:
+    """What a configuration implies for a run that starts from its model: architecture and tokenizer, by key."""
+    values = flat_values(config).items()
+    return {key: value for key, value in values if key.startswith(("model.", "tokenizer.")) and value is not None}
 
 
 def _flatten(content: Mapping[Any, Any], where: str, prefix: str = "") -> dict[str, Any]:

@@ -36,6 +36,8 @@ from megajax.checkpoint.hf.source import PRECISIONS, Source, open_source, read_j
 from megajax.checkpoint.imported import ParamsWriter
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import Config, ConfigError, ModelConfig, TokenizerConfig, check_config, dump_config, load_config
+from megajax.config.load import dump_run, start_values
+from megajax.data.prepare import own_tokenizer
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.data.tokenizers.export import write_tokenizer
 from megajax.training.run_directory import RunDirectory
@@ -81,6 +83,29 @@ def import_model(
         writer = ParamsWriter(staged / "checkpoints")
         incoming.write(writer)
         writer.finish({"consumed_samples": 0, "tokenizer": tokenizer.identity, "imported": family.model_type})
+        RunDirectory(staged).identify()
+
+
+def read_start(source: Path) -> dict[str, Any]:
+    """Architecture and tokenizer of a Hugging Face model, by key; nothing is written and no weights are read.
+
+    Raises:
+        ConfigError: as `import_model`.
+    """
+    with open_source(source) as files:
+        model = _model_of(family_of(files.settings), files)
+        return start_values(Config(model=model, tokenizer=_usable_tokenizer(files.directory, model)))
+
+
+def source_files(source: Path) -> list[Path]:
+    """Files of a Hugging Face model of which a run is made.
+
+    Raises:
+        ConfigError: as `import_model`.
+    """
+    with open_source(source) as files:
+        folder = files.directory
+        return [folder / "config.json", *(folder / name for name in sorted(files.metadata)), *_carried(folder)]
 
 
 def export_model(run_dir: Path, out: Path, step: int | None = None, precision: str | None = None) -> None:
@@ -96,7 +121,7 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
         ConfigError: there is no such checkpoint, it is damaged, or no family of Hugging Face has this model.
     """
     run, config = RunDirectory.open(run_dir)
-    with Checkpoints(run.checkpoints(config.checkpoint), None) as checkpoints:
+    with Checkpoints(run.checkpoints(config.checkpoint), None, run.owner) as checkpoints:
         step = checkpoints.latest if step is None else step
         if step is None:
             raise ConfigError(f"{run.path} has no finished checkpoint: train it first")
@@ -115,7 +140,7 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
         family = family_for(model)
         moves = Moves(family, model)
         manifest = Manifest.new(dict(moves.tensors()), PRECISIONS[precision or "fp32"].name)
-        settings = _new_settings(family, model, build_tokenizer(_found_in(run.path, config.tokenizer)))
+        settings = _new_settings(family, model, build_tokenizer(config.tokenizer))
     if precision:
         settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = PRECISIONS[precision].word
     outgoing = Outgoing(checkpoint, record, moves)
@@ -126,7 +151,7 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
         if not came or _reads_otherwise(run.path, config):
             for path in staged.glob("chat_template.*"):
                 path.unlink()  # it would count instead of the run's own
-            _write_own_tokenizer(run.path, config, staged, family.model_type)
+            _write_own_tokenizer(config, staged, family.model_type)
         text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
         (staged / "config.json").write_text(text + "\n", encoding="utf-8")
 
@@ -135,8 +160,7 @@ def _configure(
     family: Family, files: Source, staged: Path, out: Path, words: Sequence[str]
 ) -> tuple[Config, Tokenizer]:
     """Write config.yaml; what it says, and the tokenizer that it names."""
-    model = family.described(files.settings, files.tensors)
-    check_count(files.tensors, model, files.directory)
+    model = _model_of(family, files)
     _check_ids(files)
     most, _ = Counter(tensor.dtype for tensor in files.tensors.values()).most_common(1)[0]
     if "auto_map" in files.settings:
@@ -144,15 +168,23 @@ def _configure(
     said = files.settings.get("dtype") or files.settings.get("torch_dtype")
     if said and said not in {p.word for p in PRECISIONS.values() for t in files.tensors.values() if p.name == t.dtype}:
         log.warning("%s: config.json says %s, most tensors are %s: taken as they are", files.directory, said, most)
-    given = Config(output_dir=str(out), model=model, tokenizer=_usable_tokenizer(staged, model))
+    given = Config(output_dir=str(out), model=model, tokenizer=_usable_tokenizer(staged / FOLDER, model))
     precision = next((ours for ours, theirs in PRECISIONS.items() if theirs.name == most), "fp32")
     length = min(given.data.seq_length, model.max_positions)
     file = staged / "config.yaml"
     file.write_text(dump_config(given), encoding="utf-8")
     config = load_config(file, [f"train.precision={precision}", f"data.seq_length={length}", *words]).config
     check_config(config)
-    file.write_text(dump_config(config), encoding="utf-8")
-    return config, build_tokenizer(_found_in(staged, config.tokenizer))
+    config = replace(config, tokenizer=own_tokenizer(config.tokenizer, staged))
+    file.write_text(dump_run(config, staged), encoding="utf-8")
+    return config, build_tokenizer(config.tokenizer)
+
+
+def _model_of(family: Family, files: Source) -> ModelConfig:
+    """The model that config.json describes, if it is that of the files."""
+    model = family.described(files.settings, files.tensors)
+    check_count(files.tensors, model, files.directory)
+    return model
 
 
 def _check_ids(files: Source) -> None:
@@ -173,16 +205,16 @@ def _check_ids(files: Source) -> None:
                     raise ConfigError(f"{files.directory / name}: {role}_token_id is {ids!s:.60}, no id: correct it")
 
 
-def _usable_tokenizer(run: Path, model: ModelConfig) -> TokenizerConfig:
-    """The tokenizer that came with a model, its files named as from the run; plain ids if there is none of use."""
+def _usable_tokenizer(folder: Path, model: ModelConfig) -> TokenizerConfig:
+    """The tokenizer that came with a model in a folder; plain ids if there is none of use."""
     assert model.vocab_size is not None
-    config = _tokenizer_in(run, model.family)
+    config = _tokenizer_in(folder, model.family)
     ids = TokenizerConfig(type="null", vocab_size=model.vocab_size - 1)  # and one that ends documents
     if config is None:
         log.warning("the model has no tokenizer: texts are read as token ids")
         return ids
     try:
-        size = build_tokenizer(_found_in(run, config)).vocab_size
+        size = build_tokenizer(config).vocab_size
     except ConfigError as error:
         log.warning("its tokenizer is of no use, texts are read as token ids: %s", error)
         return ids
@@ -191,9 +223,9 @@ def _usable_tokenizer(run: Path, model: ModelConfig) -> TokenizerConfig:
     return config
 
 
-def _tokenizer_in(run: Path, family: str) -> TokenizerConfig | None:
+def _tokenizer_in(folder: Path, family: str) -> TokenizerConfig | None:
     """The tokenizer that came with a model of a family, if one did."""
-    there = {path.name: f"{FOLDER}/{path.name}" for path in _carried(run / FOLDER)}
+    there = {path.name: str(path) for path in _carried(folder)}
     extra = 100 if family == "t5" else 0
     pieces = next((name for name in there if name.endswith(".model")), None)
     if "tokenizer.json" in there:
@@ -202,54 +234,40 @@ def _tokenizer_in(run: Path, family: str) -> TokenizerConfig | None:
         return TokenizerConfig(type="sentencepiece", model=there[pieces], extra_ids=extra, extra_ids_descend=extra > 0)
     if "vocab.txt" in there:
         about = there.get("tokenizer_config.json")
-        lower = read_json(run / about).get("do_lower_case", True) if about else True
+        lower = read_json(Path(about)).get("do_lower_case", True) if about else True
         return TokenizerConfig(type="bert_wordpiece", vocab=there["vocab.txt"], lower_case=lower)
     if "vocab.json" in there and "merges.txt" in there:
         return TokenizerConfig(type="gpt2_bpe", vocab=there["vocab.json"], merges=there["merges.txt"])
     return None
 
 
-def _found_in(run: Path, config: TokenizerConfig) -> TokenizerConfig:
-    """The tokenizer with its files named as from here; without a name it is one that was trained for the run."""
-
-    def found(name: str | None) -> str | None:
-        return str(run / name) if name and (run / name).exists() else name
-
-    model, vocab = config.model, config.vocab
-    if config.type == "sentencepiece":
-        model = model or "tokenizer.model"
-    if config.type == "bert_wordpiece":
-        vocab = vocab or "vocab.txt"
-    return replace(config, model=found(model), vocab=found(vocab), merges=found(config.merges))
-
-
 def _came_with_model(run: Path, config: Config) -> bool:
     """Whether a run has the tokenizer that came with its model, or none of use did: ids mean what they meant there."""
     if config.tokenizer.type == "null":
         return (run / FOLDER).is_dir()
-    came = _tokenizer_in(run, config.model.family)
+    came = _tokenizer_in(run / FOLDER, config.model.family)
     if came is None:
         return False
-    one, other = (build_tokenizer(_found_in(run, tokenizer)) for tokenizer in (came, config.tokenizer))
+    one, other = (build_tokenizer(tokenizer) for tokenizer in (came, config.tokenizer))
     return one.identity == other.identity
 
 
 def _reads_otherwise(run: Path, config: Config) -> bool:
     """Whether a run begins texts or writes chats otherwise than the tokenizer that came with its model."""
-    came = _tokenizer_in(run, config.model.family)
+    came = _tokenizer_in(run / FOLDER, config.model.family)
     if came is None or config.tokenizer.type == "null":
         return False
-    theirs, ours = (build_tokenizer(_found_in(run, tokenizer)) for tokenizer in (came, config.tokenizer))
+    theirs, ours = (build_tokenizer(tokenizer) for tokenizer in (came, config.tokenizer))
     return (theirs.prefix, theirs.chat_template) != (ours.prefix, ours.chat_template)
 
 
-def _write_own_tokenizer(run: Path, config: Config, out: Path, model_type: str) -> None:
+def _write_own_tokenizer(config: Config, out: Path, model_type: str) -> None:
     """Make files of the tokenizer that transformers reads.
 
     In the texts that a decoder was trained on, the name of a special token was text; what is written for other models,
     for chats and for gaps to be filled holds such names as the tokens themselves.
     """
-    tokenizer = build_tokenizer(_found_in(run, config.tokenizer))
+    tokenizer = build_tokenizer(config.tokenizer)
     family = config.model.family
     plain = family == "gpt" and not config.data.fim_rate and tokenizer.chat_template is None
     write_tokenizer(

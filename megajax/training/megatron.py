@@ -11,8 +11,11 @@ from megajax.checkpoint.imported import ParamsWriter
 from megajax.checkpoint.megatron.arguments import read_architecture
 from megajax.checkpoint.megatron.read import is_bert, open_checkpoint, pieces, shapes
 from megajax.config import Config, ConfigError, TokenizerConfig, check_config, dump_config, load_config
+from megajax.config.load import dump_run
+from megajax.data.prepare import own_tokenizer
 from megajax.data.tokenizers import build_tokenizer
 from megajax.training.huggingface import staged_directory
+from megajax.training.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +44,14 @@ def import_megatron(source: Path, out: Path, words: Sequence[str] = (), ignored:
         file.write_text(dump_config(given), encoding="utf-8")
         length = min(getattr(files.args, "seq_length", model.max_positions), model.max_positions)
         config = load_config(file, [f"data.seq_length={length}", *words]).config
+        config = replace(config, tokenizer=own_tokenizer(config.tokenizer, staged))
         tokenizer = build_tokenizer(config.tokenizer)
         size = config.model.vocab_size or rows
         if size > rows:
             raise ConfigError(f"model.vocab_size is {size}, the checkpoint has {rows} rows: lower it")
         check_config(config)
-        file.write_text(dump_config(config), encoding="utf-8")
+        file.write_text(dump_run(config, staged), encoding="utf-8")
+        RunDirectory(staged).identify()
         log.info("%d of %d rows of the vocabulary count; the optimizer's state is left behind", size, rows)
         kind = getattr(files.args, "moe_router_load_balancing_type", "aux_loss")
         if model.balance_loss and kind != "seq_aux_loss":

@@ -1,28 +1,40 @@
 """The output directory of a run: who owns it, and what is where.
 
-    config.yaml      every value of the run          data/         token files made from data.text
-    checkpoints/     one directory a step            tokenizer.*   a tokenizer trained for the run
-    metrics.jsonl    one record a step               tensorboard/
-    goodput.json     where the time went             profile/      traces
-    config.lock      held while the run trains     init_from/    a run of an imported model
+    config.yaml      every value of the run        data/         token files made from data.text
+    run.json         its identity                  tokenizer/    its tokenizer, copied or trained
+    checkpoints/     one directory a step          tensorboard/
+    metrics.jsonl    one record a step             profile/      traces
+    goodput.json     where the time went           init_from/    a run of an imported model
+    config.lock      held while the run trains     init_from.json, */made_from.json: see `megajax.made_from`
 
 The first start writes config.yaml; a later start must want the same run. Values that shape the result may not change.
+The directory holds all that generation, evaluation and export need, and can be moved, copied and renamed.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
+import logging
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
+from megajax.checkpoint.owner import Owner, belongs, holds_checkpoints, own
 from megajax.config.base import ConfigError, NotReady
 from megajax.config.cluster import ClusterConfig
 from megajax.config.config import Config
-from megajax.config.load import dump_config, flat_values, load_config
+from megajax.config.keys import PATH_KEYS
+from megajax.config.load import dump_run, flat_values, load_run
+from megajax.config.run_files import CONFIG, IDENTITY, TOKENIZER, TOKENIZER_FILES, same_paths
 from megajax.config.train import CheckpointConfig
+
+log = logging.getLogger(__name__)
 
 FREE = (
     "output_dir", "parallel", "cluster", "health", "log", "evaluation", "profile",
@@ -35,6 +47,8 @@ FREE = (
 )  # fmt: skip
 """Keys and sections that may differ when a run is resumed: layout, reporting, saving, faults, how long it runs, and
 the mix of sources and batch size, for which the samples read so far are accounted (`data.consumed`)."""
+SOURCES = ("init_from", "data.text", *(f"tokenizer.{name}" for name in TOKENIZER_FILES))
+"""Keys of files of which something in the run was made: their contents count, not their names (`megajax.made_from`)."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +60,46 @@ class RunDirectory:
     @property
     def config_file(self) -> Path:
         """Values of the first start."""
-        return self.path / "config.yaml"
+        return self.path / CONFIG
+
+    @property
+    def identity_file(self) -> Path:
+        """Who the run is."""
+        return self.path / IDENTITY
 
     @property
     def start(self) -> Path:
         """A run of the Hugging Face model that `init_from` names, made before this one begins."""
         return self.path / "init_from"
 
+    @property
+    def start_record(self) -> Path:
+        """What the weights were with which the run began."""
+        return self.path / "init_from.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        """Files of its tokenizer."""
+        return self.path / TOKENIZER
+
     def checkpoints(self, config: CheckpointConfig) -> str:
         """Where checkpoints are: what the configuration says, or a folder of the run."""
         return config.directory or str(self.path / "checkpoints")
+
+    @property
+    def owner(self) -> Owner | None:
+        """Who this run is, to those who keep its checkpoints; None for a run of an older version."""
+        try:
+            return Owner(json.loads(self.identity_file.read_text(encoding="utf-8"))["id"], str(self.path.absolute()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, LookupError, TypeError):
+            raise ConfigError(f"{self.identity_file} is damaged: delete it, and the run gets a new identity") from None
+
+    def identify(self) -> None:
+        """Give the run an identity, if it has none; it stays the same when the directory is moved."""
+        if not self.identity_file.exists():
+            self._write(self.identity_file, json.dumps({"id": uuid.uuid4().hex}) + "\n")
 
     @contextmanager
     def locked(self, first: bool) -> Iterator[None]:
@@ -64,12 +108,21 @@ class RunDirectory:
         Of several processes the `first` does it for all.
 
         Raises:
+            ConfigError: it cannot be written, or holds files that are no run.
             NotReady: another process is training into it.
         """
         if not first:
             yield
             return
-        with self.path.joinpath("config.lock").open("w") as file:
+        files = (path for path in self.path.rglob("*") if path.is_file())
+        if not self.config_file.exists() and any(path.stem != "config" for path in files):
+            raise ConfigError(f"{self.path} holds files but no run (no config.yaml): choose another output_dir")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = self.path.joinpath("config.lock").open("w")
+        except OSError as error:
+            raise ConfigError(f"output_dir {self.path} cannot be written ({error.strerror}): choose another") from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -78,29 +131,27 @@ class RunDirectory:
                 ) from None
             yield
 
-    @classmethod
-    def claim(cls, config: Config) -> RunDirectory:
-        """Take the directory for a run of `config`, or find it taken by that very run.
+    def claim(self, config: Config) -> None:
+        """Take the locked directory for a run of `config`, or find it taken by that very run.
+
+        Until there is a checkpoint nothing has begun, and what a start got wrong may be corrected.
 
         Raises:
-            ConfigError: it holds another run, or files that are no run.
+            ConfigError: it holds another run.
         """
-        run = cls(Path(config.output_dir))
-        # Until there is more than config.yaml nothing has begun, and what a failed start got wrong may be corrected.
-        files = (path for path in run.path.rglob("*") if path.is_file() and run.start not in path.parents)
-        if any(path.stem != "config" for path in files):
-            if not run.config_file.exists():
-                raise ConfigError(f"{run.path} holds files but no run (no config.yaml): choose another output_dir")
-            run._require_same(config)
-            return run
-        try:
-            run.path.mkdir(parents=True, exist_ok=True)
-            temporary = run.config_file.with_suffix(".tmp")
-            temporary.write_text(dump_config(replace(config, cluster=ClusterConfig())), encoding="utf-8")
-            temporary.replace(run.config_file)
-        except OSError as error:
-            raise ConfigError(f"output_dir {run.path} cannot be written ({error.strerror}): choose another") from error
-        return run
+        if config.init_from and same_paths(config.init_from, str(self.path)):
+            raise ConfigError(f"init_from is {config.init_from}, the output_dir itself: name another run or model")
+        if not self._has_begun():
+            self._write(self.config_file, dump_run(self._without_place(config), self.path))
+        else:
+            before = load_run(self.path).config
+            self._require_same(before, config)
+            if not self.identity_file.exists():
+                log.info("%s is a run of an older version: from now on it has an identity", self.path)
+                self._write(self.config_file, dump_run(self._without_place(before), self.path))
+                self.identify()
+                own(epath.Path(self.checkpoints(before.checkpoint)), self.owner)
+        self.identify()
 
     @classmethod
     def open(cls, path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunDirectory, Config]:
@@ -109,19 +160,51 @@ class RunDirectory:
         Raises:
             ConfigError: there is none.
         """
-        run = cls(Path(path))
+        run = cls(Path(path).expanduser())
         if not run.config_file.is_file():
             raise ConfigError(f"{path} is not a run of megajax: it has no config.yaml")
-        return run, load_config(run.config_file.resolve(), overrides).config
+        return run, load_run(run.path, overrides).config
 
-    def _require_same(self, config: Config) -> None:
-        before = flat_values(load_config(self.config_file.resolve()).config)
+    def _has_begun(self) -> bool:
+        """Whether there is a checkpoint of this run, here or where the first start said."""
+        if not self.config_file.exists():
+            return False
+        directory = epath.Path(self.checkpoints(load_run(self.path).config.checkpoint))
+        return holds_checkpoints(directory) and belongs(directory, self.owner)
+
+    @staticmethod
+    def _without_place(config: Config) -> Config:
+        return replace(config, cluster=ClusterConfig())
+
+    def _write(self, file: Path, text: str) -> None:
+        temporary = self.config_file.with_suffix(".tmp")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(file)
+        except OSError as error:
+            raise ConfigError(f"output_dir {self.path} cannot be written ({error.strerror}): choose another") from error
+
+    def _require_same(self, before: Config, config: Config) -> None:
+        old = flat_values(before)
         for key, value in flat_values(config).items():
-            if before[key] != value and not any(key == free or key.startswith(f"{free}.") for free in FREE):
+            if any(key == free or key.startswith(f"{free}.") for free in FREE):
+                continue
+            if not _is_same(key, old[key], value):
                 raise ConfigError(
-                    f"{self.path} holds another run: its {key} is {_short(before[key])}, now {_short(value)}; "
+                    f"{self.path} holds another run: its {key} is {_short(old[key])}, now {_short(value)}; "
                     "choose another output_dir, or delete it to start over"
                 )
+
+
+def _is_same(key: str, before: Any, now: Any) -> bool:
+    """Whether two values of a key mean the same; of `SOURCES`, whether as many are named."""
+    if key in SOURCES:
+        return key.startswith("tokenizer.") or _count(before) == _count(now)
+    return same_paths(before, now) if key in PATH_KEYS else before == now
+
+
+def _count(value: Any) -> int:
+    return len(value) if isinstance(value, tuple) else int(value is not None)
 
 
 def _short(value: Any) -> str:

@@ -15,14 +15,20 @@ from megajax.training.run_directory import RunDirectory
 from megajax.training.schedule import Schedule, Stretch
 
 
-def prepare(config: Config, run: RunDirectory) -> tuple[Config, Tokenizer]:
+def prepare(config: Config, run: RunDirectory, trained: bool) -> tuple[Config, Tokenizer]:
     """Make (once) what `data.text` asks for, load the tokenizer and give the model its vocabulary size.
 
+    Args:
+        config: as the user wrote it.
+        run: where to make it.
+        trained: there is a checkpoint.
+
     Raises:
-        ConfigError: text or tokenizer cannot be used, or the tokenizer has more ids than `model.vocab_size`.
+        ConfigError: text or tokenizer cannot be used, or are not what was trained on, or the tokenizer has more ids
+            than `model.vocab_size`.
     """
     kind = config.data.kind_for(config.model.family)
-    data, tokenizer_config = prepare_text(config.data, config.tokenizer, run.path, kind)
+    data, tokenizer_config = prepare_text(config.data, config.tokenizer, run.path, kind, trained)
     tokenizer = build_tokenizer(tokenizer_config)
     wanted = config.model.vocab_size
     if wanted is not None and wanted < tokenizer.vocab_size:

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import Config, ConfigError, ParallelConfig, TokenizerConfig, load_config, resolve_mesh
+from megajax.config import Config, ConfigError, ParallelConfig, load_config, resolve_mesh
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.data.chat import Chat, Message
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
@@ -161,13 +161,13 @@ def load_model(
         raise ConfigError(f"{purpose} takes a {wanted} model, and that of {run.path} is a {config.model.family}")
     rules = Rules(_mesh(config.parallel), sequence_parallel=False, whole_heads=config.parallel.whole_heads)
     layout = Partitioned(rules)
-    tokenizer = build_tokenizer(_tokenizer_files(run, config.tokenizer))
+    tokenizer = build_tokenizer(config.tokenizer)
     shape = replace(config.model, vocab_size=config.model.vocab_size or tokenizer.vocab_size)
     config = replace(config, model=fit_vocabulary(shape, config.parallel))
     if config.data.seq_length > shape.max_positions:
         raise ConfigError(f"data.seq_length is {config.data.seq_length}: the model sees {shape.max_positions}")
     like = abstract_model(config)
-    with Checkpoints(run.checkpoints(config.checkpoint), None) as checkpoints:
+    with Checkpoints(run.checkpoints(config.checkpoint), None, run.owner) as checkpoints:
         if checkpoints.latest is None:
             raise ConfigError(f"{run.path} has no finished checkpoint: train it first")
         model, record = checkpoints.restore(like, rules.shardings(like), step, part="params")
@@ -214,20 +214,6 @@ def _mesh(parallel: ParallelConfig) -> Mesh:
     wanted = there if parallel.data == "auto" else math.prod(getattr(parallel, axis) for axis in AXES)
     count = min(wanted, there)
     return build_mesh(resolve_mesh(parallel, count), jax.devices()[:count])
-
-
-def _tokenizer_files(run: RunDirectory, config: TokenizerConfig) -> TokenizerConfig:
-    """Names of its files as they are found now: a run may have moved, and then its own files moved with it."""
-    if config.type == "sentencepiece" and config.model is None:
-        return replace(config, model=str(run.path / "tokenizer.model"))
-
-    def found(name: str | None) -> str | None:
-        if name is None or Path(name).exists():
-            return name
-        own = (run.path / name, run.path / "huggingface" / Path(name).name)
-        return next((str(path) for path in own if path.exists()), name)
-
-    return replace(config, model=found(config.model), vocab=found(config.vocab), merges=found(config.merges))
 
 
 def _end_ids(run: RunDirectory, tokenizer: Tokenizer) -> tuple[int, ...]:

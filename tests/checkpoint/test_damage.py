@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import jax
@@ -13,9 +14,11 @@ from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megajax.checkpoint import contents
 from megajax.checkpoint.contents import read_contents, verified
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import CheckpointConfig, ConfigError
+from megajax.config.base import NotReady
 from tests.checkpoint.small import restored_step, save_steps, small_state
 
 
@@ -110,3 +113,31 @@ def test_damage_everywhere_is_an_error(tmp_path: Path) -> None:
         pytest.raises(ConfigError, match=f"every checkpoint in {tmp_path} is damaged"),
     ):
         restored_step(checkpoints)
+
+
+UNREADABLE = "/proc/self/mem"
+"""Reading its start is an error of input and output (EIO), as from a disk that fails."""
+
+
+@pytest.mark.parametrize("name", ["state/weight/0", "record/metadata"])
+def test_what_a_disk_failed_to_read_is_not_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It is read again, and left as it is if that is of no use either; a restart finds the same newest checkpoint."""
+    monkeypatch.setattr(contents, "PAUSES", (0.1, 0.1))
+    save_steps(tmp_path, [10, 20])
+    file = tmp_path / "20" / name
+    file.rename(aside := tmp_path / "20" / "aside")
+    file.symlink_to(UNREADABLE)
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
+        with pytest.raises(
+            NotReady, match=r"a checkpoint cannot be read just now \(.*Input/output error.*\): it was left"
+        ):
+            restored_step(checkpoints)
+        assert caplog.text.count("reading again in 0.1 s") == 2
+        assert checkpoints.steps == [10, 20]
+        monkeypatch.setattr(contents, "PAUSES", (1.0,))
+        healing = threading.Timer(0.3, lambda: aside.replace(file))
+        healing.start()
+        assert restored_step(checkpoints) == 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "20"]

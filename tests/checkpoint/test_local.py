@@ -123,6 +123,25 @@ def test_a_run_that_starts_over_does_not_find_its_predecessor(run: Path) -> None
         assert checkpoints.latest is None
 
 
+def test_a_moved_run_takes_them_along_and_a_copied_one_does_not(run: Path) -> None:
+    """A copy that goes on elsewhere must not find what the original has written since, nor the other way round."""
+
+    def open_at(name: str) -> Checkpoints:
+        return Checkpoints(run / name, CheckpointConfig(local=str(run / "fast")))
+
+    (run / "run").rename(run / "moved")
+    with open_at("moved") as checkpoints:
+        assert restored_step(checkpoints) == 4
+        checkpoints.save_local(5, state_of(5), {"step": 5})
+    shutil.copytree(run / "moved", run / "copy")
+    with open_at("copy") as checkpoints:
+        assert restored_step(checkpoints) == 1
+        checkpoints.save_local(9, state_of(9), {"step": 9})
+    for name, newest in {"moved": 5, "copy": 9}.items():
+        with open_at(name) as checkpoints:
+            assert restored_step(checkpoints) == newest
+
+
 def test_going_back_by_number_forgets_what_came_after(run: Path) -> None:
     with open_run(run) as checkpoints:
         assert checkpoints.restore(state_of(0), PLACES, 1).record["step"] == checkpoints.latest == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -297,3 +299,30 @@ def test_a_part_of_the_state_is_read_alone(saved: tuple[Path, dict[str, np.ndarr
         params = checkpoints.restore(abstract.params, places.params, part="params").state
     for name, value in gathered(params).items():
         np.testing.assert_array_equal(value, arrays[f"params.{name}"], err_msg=name)
+
+
+def test_room_is_looked_for_before_anything_is_computed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Refused for a run that could not save once; a warning for one that has, or that cannot keep as many."""
+    free = shutil.disk_usage(tmp_path).free
+    huge = jax.ShapeDtypeStruct((2 * free,), jnp.int8)
+    most = jax.ShapeDtypeStruct((free // 2,), jnp.int8)
+    with Checkpoints(tmp_path, CheckpointConfig(keep_last=2)) as checkpoints:
+        with pytest.raises(ConfigError, match=r"a checkpoint needs [\d,.]+ GiB, there are [\d,.]+ GiB free: make room"):
+            checkpoints.check_room({"weight": huge}, saved=False)
+        checkpoints.check_room({"weight": most}, saved=False)
+        checkpoints.check_room({"weight": huge}, saved=True)
+        checkpoints.check_room(small_state(0), saved=False)
+    first, second = caplog.messages
+    assert "GiB free, for 3" in first and "a checkpoint needs" in second
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_a_lack_of_room_is_told_in_numbers(number: int) -> None:
+    with (
+        pytest.raises(ConfigError) as caught,
+        one_line("saving", "make room", lambda: "a checkpoint needs 3 GiB, there are 1 GiB free"),
+    ):
+        raise OSError(number, os.strerror(number))
+    assert ("; a checkpoint needs 3 GiB, there are 1 GiB free): make room" in str(caught.value)) == (
+        number == errno.ENOSPC
+    )

@@ -117,6 +117,13 @@ def test_home_is_found_in_every_path(monkeypatch):
     assert {"output_dir", "init_from", "data.text", "checkpoint.local", "tokenizer.merges"} < set(PATH_KEYS)
 
 
+def test_a_file_that_names_its_own_folder_as_start(tmp_path):
+    """It is read once; whether a model is there is for the training to find out."""
+    text = f"init_from: {tmp_path}\nmodel: {{num_layers: 3}}\n"
+    for name in ("config.yaml", "run.yaml"):
+        assert load_config(write(tmp_path / name, text)).config.model.num_layers == 3
+
+
 def test_an_empty_file_or_section_changes_nothing(tmp_path):
     assert load_config(write(tmp_path / "empty.yaml", "")).config == Config()
     assert load_config(write(tmp_path / "section.yaml", "optim:\nmodel: {}")).config == Config()

@@ -7,7 +7,13 @@ tokens as these, for chats and prompts that want that; `export.py` writes any to
 Ids that are added to a vocabulary come after it, in Megatron-LM's order, so that token files can be exchanged.
 """
 
-from megajax.data.tokenizers.build import build_tokenizer, needs_training, train_tokenizer
+from megajax.data.tokenizers.build import (
+    build_tokenizer,
+    in_directory,
+    needs_training,
+    tokenizer_files,
+    train_tokenizer,
+)
 from megajax.data.tokenizers.fast import FastTokenizer
 from megajax.data.tokenizers.null import NullTokenizer
 from megajax.data.tokenizers.pieces import SentencePieceTokenizer, train_sentencepiece
@@ -19,7 +25,9 @@ __all__ = [
     "SentencePieceTokenizer",
     "Tokenizer",
     "build_tokenizer",
+    "in_directory",
     "needs_training",
+    "tokenizer_files",
     "train_sentencepiece",
     "train_tokenizer",
 ]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from megajax.config.base import ConfigError
 from megajax.config.data import TokenizerConfig
-from megajax.data.tokenizers.beside import read_beside, read_text
+from megajax.config.run_files import TOKENIZER_FILES, TRAINED_TOKENIZER
+from megajax.data.tokenizers.beside import BESIDE, read_beside, read_text
 from megajax.data.tokenizers.fast import bert_wordpiece, gpt2_bpe, huggingface, train_wordpiece
 from megajax.data.tokenizers.null import NullTokenizer
 from megajax.data.tokenizers.pieces import SentencePieceTokenizer, train_sentencepiece
@@ -62,22 +64,34 @@ def needs_training(config: TokenizerConfig) -> bool:
     return file is None and config.vocab_size is not None
 
 
-def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], directory: Path) -> TokenizerConfig:
-    """Train a tokenizer that `needs_training`, unless `directory` holds it already; return what names its file.
+def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], directory: Path) -> None:
+    """Train a tokenizer that `needs_training`; see `in_directory` for the name of its file.
 
     Raises:
         ConfigError: the texts do not have that many pieces.
     """
     assert config.vocab_size is not None
+    _, name = TRAINED_TOKENIZER[config.type]
     if config.type == "bert_wordpiece":
-        path = directory / "vocab.txt"
-        if not path.exists():
-            train_wordpiece(texts, path, config.vocab_size, config.lower_case)
-        return replace(config, vocab=str(path))
-    path = directory / "tokenizer.model"
-    if not path.exists():
-        train_sentencepiece(texts, path, config.vocab_size)
-    return replace(config, model=str(path))
+        train_wordpiece(texts, directory / name, config.vocab_size, config.lower_case)
+    else:
+        train_sentencepiece(texts, directory / name, config.vocab_size)
+
+
+def tokenizer_files(config: TokenizerConfig) -> list[Path]:
+    """Files that a tokenizer is read from: those it names, and those that may lie beside the first of them."""
+    named = [Path(name) for key in TOKENIZER_FILES if (name := getattr(config, key)) is not None]
+    file = config.model or config.vocab
+    return [*named, *(Path(file).with_name(name) for name in BESIDE if file)]
+
+
+def in_directory(config: TokenizerConfig, directory: Path) -> TokenizerConfig:
+    """The same tokenizer with its files in a directory: copies of them, or the one trained there."""
+    names: dict[str, Any] = {key: getattr(config, key) for key in TOKENIZER_FILES}
+    if needs_training(config):
+        key, names[key] = TRAINED_TOKENIZER[config.type]
+    names = {key: name and str(directory / Path(name).name) for key, name in names.items()}
+    return replace(config, **names)
 
 
 def _required(config: TokenizerConfig, field: str) -> Path:

@@ -103,7 +103,8 @@ def test_what_comes_with_a_model_goes_with_it(tmp_path: Path) -> None:
     assert main(["import", str(source), "--out", str(tmp_path / "run"), "optim.lr=1e-5", "data.seq_length=8"]) == 0
     config = load_config(tmp_path / "run/config.yaml").config
     assert (config.optim.lr, config.data.seq_length) == (1e-5, 8)
-    assert (config.tokenizer.type, config.tokenizer.vocab) == ("gpt2_bpe", "huggingface/vocab.json")
+    assert (config.tokenizer.type, config.tokenizer.vocab) == ("gpt2_bpe", f"{tmp_path}/run/huggingface/vocab.json")
+    assert "  vocab: huggingface/vocab.json\n" in (tmp_path / "run/config.yaml").read_text()
     assert restored(tmp_path / "run")[1]["tokenizer"]["vocab_size"] == 4
     export_model(tmp_path / "run", tmp_path / "out")
     made_files = {path.name for path in (tmp_path / "out").iterdir()}

@@ -1,0 +1,95 @@
+"""Whose a directory of checkpoints is: the run that saves there says so, and whoever opens it compares."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from etils import epath
+
+from megajax.config.base import ConfigError
+
+_FILE = "owner.json"
+
+
+class Owner(NamedTuple):
+    """A run."""
+
+    id: str
+    """Stays the same when the run is moved."""
+    path: str
+    """Where the run is, for messages."""
+
+
+def holds_checkpoints(directory: epath.PathLike) -> bool:
+    """Whether a run has saved here, be it no more than a copy on a faster disk."""
+    path = epath.Path(directory)
+    names = [child.name for child in path.iterdir()] if path.exists() else []
+    return any(name.isdigit() or name == "local-copies" or name.startswith("damaged-") for name in names)
+
+
+def check_owner(directory: epath.Path, owner: Owner) -> None:
+    """Make sure that checkpoints, if there are any, are those of a run, as far as they say whose they are.
+
+    Raises:
+        ConfigError: they are another run's; names both.
+    """
+    found = _owner(directory)
+    if found is not None and found.id != owner.id:
+        raise ConfigError(
+            f"{directory} holds the checkpoints of the run {found.path}, not of {owner.path}: "
+            "choose another checkpoint.directory (to start from those weights, set init_from to that run)"
+        )
+
+
+def belongs(directory: epath.Path, owner: Owner | None) -> bool:
+    """Whether checkpoints are those of a run: it says so there, or nothing does and they lie in the run.
+
+    Args:
+        directory: of the checkpoints.
+        owner: the run; None for one of an older version, to which a directory without a word belongs.
+    """
+    found = _owner(directory)
+    if owner is None or found is not None:
+        return found is None or (owner is not None and found.id == owner.id)
+    return Path(owner.path).resolve() in Path(directory).resolve().parents
+
+
+def own(directory: epath.Path, owner: Owner | None) -> None:
+    """Say whose the directory is, on process 0.
+
+    Raises:
+        ConfigError: it is somebody else's.
+    """
+    if owner is None:
+        return
+    check_owner(directory, owner)
+    if jax.process_index() == 0 and _owner(directory) != owner:
+        (directory / _FILE).write_text(json.dumps(owner._asdict()) + "\n")
+
+
+def take(directory: epath.Path, owner: Owner) -> None:
+    """As `own`, but checkpoints that do not say whose they are have to lie in the run.
+
+    Raises:
+        ConfigError: they may be another run's.
+    """
+    check_owner(directory, owner)
+    if holds_checkpoints(directory) and not belongs(directory, owner):
+        raise ConfigError(
+            f"{directory} holds checkpoints of a run that it does not name, and {owner.path} has saved none there: "
+            "choose another checkpoint.directory"
+        )
+    own(directory, owner)
+
+
+def _owner(directory: epath.Path) -> Owner | None:
+    file = directory / _FILE
+    try:
+        return Owner(**json.loads(file.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        raise ConfigError(f"{file} is damaged: delete it, if you know whose checkpoints these are") from None

@@ -1,0 +1,101 @@
+"""`config.yaml` of a run: where the files are that it names, wherever the run lies by now.
+
+A path that a user gives is relative to the working directory. A run writes it down such that it is found from any other
+one: absolute, but what lies in the run itself is named from there, so that the run can be moved and renamed. The files
+of its tokenizer are always its own: they lie in RUN/tokenizer (in RUN/huggingface, where they came with a model; in RUN
+itself, in runs of older versions), under the names that they had elsewhere.
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from megajax.config.keys import PATH_KEYS
+from megajax.config.presets import find_bundled
+
+CONFIG = "config.yaml"
+IDENTITY = "run.json"
+"""Beside config.yaml of a run: who it is, even when it is moved or copied."""
+TOKENIZER = "tokenizer"
+"""Folder of a run's tokenizer files."""
+TRAINED_TOKENIZER = {"sentencepiece": ("model", "tokenizer.model"), "bert_wordpiece": ("vocab", "vocab.txt")}
+"""Types that can be trained: key of the file, and its name in the run."""
+TOKENIZER_FILES = ("model", "vocab", "merges", "chat_template")
+"""Keys of the section `tokenizer` that name a file."""
+_CAME_WITH_A_MODEL = "huggingface"
+
+
+def for_the_run(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by key as config.yaml of `run` keeps them, from those that are right in the working directory."""
+    base = os.path.realpath(run)
+
+    def name(path: str) -> str:
+        if "://" in path:
+            return path
+        real = os.path.realpath(path)
+        if real.startswith(base + os.sep):
+            return os.path.relpath(real, base)
+        return str(Path(find_bundled(path)).absolute())
+
+    return {**values, **_map_paths(values, name)}
+
+
+def from_the_run(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by key as they are right in the working directory, from those in config.yaml of `run`."""
+    new = (run / IDENTITY).is_file()
+
+    def path(name: str) -> str:
+        own = not Path(name).is_absolute() and "://" not in name and (new or (run / name).exists())
+        return str(run / name) if own else name
+
+    found = {**values, **_map_paths(values, path), "output_dir": str(run)}
+    return found | _tokenizer_files(run, values, path)
+
+
+def _tokenizer_files(run: Path, values: Mapping[str, Any], path: Callable[[str], str]) -> dict[str, str]:
+    """Where they are; if they are nowhere, where they should be."""
+    files = {}
+    trained, default = TRAINED_TOKENIZER.get(values.get("tokenizer.type", ""), ("", ""))
+    for field in TOKENIZER_FILES:
+        key = f"tokenizer.{field}"
+        name = values.get(key) or (default if field == trained else None)
+        if name is None:
+            continue
+        own = [run / folder / Path(name).name for folder in (TOKENIZER, _CAME_WITH_A_MODEL)]
+        elsewhere = str(own[0]) if name == default else path(name)
+        files[key] = next((str(place) for place in (*own, run / name) if place.is_file()), elsewhere)
+    return files
+
+
+def same_paths(one: Any, other: Any) -> bool:
+    """Whether two values of a key name the same places, however they are spelled."""
+    return _real(one) == _real(other)
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if "://" in value else os.path.realpath(value)
+    return tuple(map(_real, value)) if isinstance(value, list | tuple) else value
+
+
+def _map_paths(values: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    for key in PATH_KEYS:
+        value = values.get(key)
+        if isinstance(value, str):
+            changed[key] = change(value)
+        elif value:
+            weighted = key.endswith("path") and len(value) > 1
+            changed[key] = tuple(item if weighted and _is_number(item) else change(item) for item in value)
+    return changed
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
