@@ -95,7 +95,7 @@ def sharding_of(config: Config, devices: int | None = None) -> Sharding:
     """
     parallel, sizes = config.parallel, _mesh_sizes(config, devices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-    rules = Rules.of(mesh, parallel)
+    rules = Rules.of(mesh, parallel, config.model)
     config = with_vocabulary(config)
     state = jax.eval_shape(lambda: init_state(jax.random.key(0), config, optimizer_for(config)))
     shardings: TrainState = rules.shardings(state)
@@ -113,7 +113,7 @@ def sharding_of(config: Config, devices: int | None = None) -> Sharding:
     weights = sum(parameter.shard_bytes for parameter in parameters)
     optimizer = jax.tree.map(_shard_bytes, state.opt_state, shardings.opt_state)
     # Gradients add up in the dtype of the parameters, whole over `data`, which they cross once, at the end of a step.
-    gradients = jax.tree.map(_shard_bytes, state.params, Rules(mesh).shardings(state.params))
+    gradients = jax.tree.map(_shard_bytes, state.params, replace(rules, zero=0).shardings(state.params))
     gradient_bytes, optimizer_bytes = (sum(jax.tree.leaves(tree)) for tree in (gradients, optimizer))
     return Sharding(sizes, parameters, parameter_count(config.model), weights, gradient_bytes, optimizer_bytes)
 

@@ -146,7 +146,7 @@ class Trainer:
         check_batch(config, mesh.shape["data"])
         if warning := tensor_warning(mesh.shape["tensor"], jax.devices(), cluster.hosts):
             log.warning(warning)
-        rules = Rules.of(mesh, config.parallel)
+        rules = Rules.of(mesh, config.parallel, config.model)
 
         # Files of the run's own: weights to start from, tokenizer, token files; and the vocabulary size they imply.
         trained = checkpoints.latest is not None

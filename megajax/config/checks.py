@@ -178,10 +178,6 @@ def _over_tensor(model: ModelConfig, parallel: ParallelConfig) -> dict[str, int]
         sizes |= {"expert_ffn_size": model.expert_size, "shared_ffn_size": model.shared_ffn_size}
     else:
         sizes["ffn_hidden_size"] = model.ffn_size
-    if model.positions == "learned":
-        sizes["max_positions" + (" + position_offset =" if model.position_offset else "")] = (
-            model.max_positions + model.position_offset
-        )
     return sizes
 
 

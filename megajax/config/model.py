@@ -112,6 +112,11 @@ class ModelConfig:
     """Standard deviation of the initial weights; output layers use init_std / sqrt(2 L)."""
 
     @property
+    def position_rows(self) -> int:
+        """P, rows of a learned table of positions."""
+        return self.max_positions + self.position_offset
+
+    @property
     def kv_heads(self) -> int:
         """K after the default."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads

@@ -37,7 +37,7 @@ class Bert(Model):
         d, std = config.hidden_size, config.init_std
         self.config = nnx.static(config)
         self.word_embedding = vocabulary_table(word_key, config)
-        rows = config.max_positions + config.position_offset
+        rows = config.position_rows
         self.position_embedding = normal(position_key, (rows, d), std, ("positions", "embed"), "embedding")
         if config.token_types:
             self.token_type_embedding = normal(type_key, (config.token_types, d), std, ("few", "embed"), "embedding")

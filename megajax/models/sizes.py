@@ -24,7 +24,7 @@ def parameter_counts(model: ModelConfig, *, padded: bool = False) -> dict[str, i
     if model.vocab_size is None:
         raise ConfigError("model.vocab_size is not set: the number of parameters depends on it")
     V = model.padded_vocab_size if padded else model.vocab_size
-    D, P = model.hidden_size, model.max_positions + model.position_offset
+    D, P = model.hidden_size, model.position_rows
     counts = {
         "word_embedding": V * D,
         "position_embedding": P * D if model.positions == "learned" else 0,

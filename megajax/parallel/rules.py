@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from megajax.config.base import ConfigError
+from megajax.config.model import ModelConfig
 from megajax.config.parallel import AXES, REPLICAS, ParallelConfig
 from megajax.models.parameters import annotate, logical_axes
 from megajax.parallel.mesh import AUTO_AXES
@@ -64,17 +65,21 @@ class Rules:
     sequence_parallel: bool = True
     zero: int = 0
     whole_heads: bool = False
+    whole_positions: bool = False
 
     @classmethod
-    def of(cls, mesh: Mesh | AbstractMesh, parallel: ParallelConfig) -> Rules:
-        """The rules of a configuration."""
-        return cls(mesh, parallel.sequence_parallel, parallel.zero, parallel.whole_heads)
+    def of(cls, mesh: Mesh | AbstractMesh, parallel: ParallelConfig, model: ModelConfig) -> Rules:
+        """The rules of a configuration: a table of positions whose rows do not divide over `tensor` is not cut."""
+        whole = model.position_rows % mesh.shape["tensor"] != 0
+        return cls(mesh, parallel.sequence_parallel, parallel.zero, parallel.whole_heads, whole)
 
     def rule(self, logical: str) -> Rule:
         """The row of a logical axis."""
         for rule in RULES:
             if rule.logical == logical:
                 if logical in ("kv_heads", "heads") and self.whole_heads:
+                    return rule._replace(at_rest=(), in_compute=())
+                if logical == "positions" and self.whole_positions:
                     return rule._replace(at_rest=(), in_compute=())
                 if logical == "residual_sequence" and not self.sequence_parallel:
                     return rule._replace(in_compute=("context",))

@@ -52,7 +52,11 @@ class Vocabulary:
         at_rest = [self.rules.at_rest((rows, "embed"), AUTO_AXES) for _, _, rows in tables]
         ids_specs = [self.tokens] * len(tables)
         cuts = [self.rules.rule(rows).in_compute for _, _, rows in tables]
-        heights = [weights.shape[0] // self.rules.size("tensor") for weights, _, _ in tables]
+        # Inside the region that is manual over `pipe` a table has this stage's rows already.
+        heights = [
+            weights.shape[0] // self.rules.size(*(axis for axis in cut if axis in AUTO_AXES))
+            for cut, (weights, _, _) in zip(cuts, tables, strict=True)
+        ]
         columns, dtype = tables[0][0].shape[1], tables[0][0].dtype
 
         def mine(cut: tuple[str, ...], height: int, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -64,8 +68,8 @@ class Vocabulary:
             rows = []
             for cut, weights, ids in zip(cuts, arrays[: len(tables)], arrays[len(tables) :], strict=True):
                 local, found = mine(cut, weights.shape[0], ids)
-                if "pipe" not in cut:
-                    found &= self.net.index("pipe") == 0  # every stage has these rows: one of them counts
+                for axis in {"pipe", "tensor"}.difference(cut):
+                    found &= self.net.index(axis) == 0  # every device along it has these rows: one of them counts
                 rows.append(jnp.where(found, self.net.all_gather(weights, "fsdp", dim=1)[local], 0))
             return self._leave(functools.reduce(jnp.add, rows))
 

@@ -72,7 +72,7 @@ def divide_weights(model: ModelConfig, sizes: tuple[int, ...], zero: int) -> Non
         ConfigError: names the weight, its dimension and the mesh axes.
     """
     mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    Rules(mesh, zero=zero).shardings(_abstract_weights(model))
+    replace(Rules.of(mesh, ParallelConfig(), model), zero=zero).shardings(_abstract_weights(model))
 
 
 @lru_cache(maxsize=32)

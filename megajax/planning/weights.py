@@ -12,7 +12,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType
 
 from megajax.config import Config, ModelConfig
-from megajax.config.parallel import AXES
+from megajax.config.parallel import AXES, ParallelConfig
 from megajax.models.families import build_model
 from megajax.models.parameters import logical_axes, named_leaves, roles
 from megajax.parallel.rules import Rules
@@ -68,7 +68,7 @@ def _count(
     model: ModelConfig, sizes: tuple[int, ...], sequence_parallel: bool, zero: Literal[0, 1], optimizer: str
 ) -> Counts:
     abstract = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    rules = Rules(abstract, sequence_parallel, zero)
+    rules = Rules.of(abstract, ParallelConfig(sequence_parallel=sequence_parallel, zero=zero), model)
     at_rest = moments = step = blocks = layers = 0.0
     for leaf in model_leaves(model):
         size = leaf.size * (model.padded_vocab_size if "vocab" in leaf.axes else 1)

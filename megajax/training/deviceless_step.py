@@ -122,7 +122,7 @@ def compile_step(config: Config, gpu: str) -> CompiledStep:
 
 def abstract_step(config: Config, devices: Sequence[jax.Device], platform: str) -> tuple[Any, Rules, Any, Any]:
     """The jitted training step for a platform ("gpu" or "cpu"), its rules, and state and batch without numbers."""
-    rules = Rules.of(build_mesh(_mesh(config), devices), config.parallel)
+    rules = Rules.of(build_mesh(_mesh(config), devices), config.parallel, config.model)
     size = config.train.global_batch_size
     arrays = batch_arrays(config.model, config.data)
     attention = choose_attention(config, platform, arrays).name

@@ -97,7 +97,7 @@ def compile_layout(config: Config) -> Compiled:
     parallel, train = config.parallel, config.train
     sizes = {axis: getattr(parallel, axis) for axis in AXES}
     mesh = build_mesh(sizes, jax.devices()[: prod(sizes.values())])
-    rules = Rules.of(mesh, parallel)
+    rules = Rules.of(mesh, parallel, config.model)
     samples = train.samples or (train.steps or 1) * train.global_batch_size
     schedule = Schedule.from_config(config.optim, samples, train.global_batch_size)
     init, _, _ = build_init(config, rules)

@@ -159,7 +159,7 @@ def load_model(
     if config.model.family not in families:
         wanted = " or ".join(families)
         raise ConfigError(f"{purpose} takes a {wanted} model, and that of {run.path} is a {config.model.family}")
-    rules = Rules(_mesh(config.parallel), sequence_parallel=False, whole_heads=config.parallel.whole_heads)
+    rules = replace(Rules.of(_mesh(config.parallel), config.parallel, config.model), sequence_parallel=False)
     layout = Partitioned(rules)
     tokenizer = build_tokenizer(config.tokenizer)
     shape = replace(config.model, vocab_size=config.model.vocab_size or tokenizer.vocab_size)

@@ -114,11 +114,6 @@ def test_vocabularies_are_padded_to_fit_every_layout():
     assert fit_vocabulary(model, ParallelConfig(tensor=8)).padded_vocab_size == 50_304
 
 
-def test_position_tables_are_cut_by_rows():
-    message = refusal("parallel.tensor=3", "model.max_positions=1024", "data.seq_length=1023")
-    assert "model.max_positions 1024 is not a multiple of parallel.tensor 3 (1024 % 3 = 1)" in message
-
-
 @pytest.mark.parametrize("positions", ["learned", "rope", "none"])
 def test_sequences_stay_within_the_positions(positions):
     message = refusal("data.seq_length=2048", f"model.positions={positions}")

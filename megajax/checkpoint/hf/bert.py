@@ -129,7 +129,7 @@ def write_shape(model: ModelConfig) -> dict[str, Any]:
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_heads,
         "intermediate_size": model.ffn_size,
-        "max_position_embeddings": model.max_positions + model.position_offset,
+        "max_position_embeddings": model.position_rows,
         "vocab_size": model.vocab_size,
         "type_vocab_size": model.token_types,
         "hidden_act": activation_name(model),

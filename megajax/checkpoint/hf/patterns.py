@@ -27,7 +27,7 @@ def dims(model: ModelConfig) -> dict[str, int]:
     assert model.vocab_size is not None
     return {
         "V": model.vocab_size,
-        "P": model.max_positions + model.position_offset,
+        "P": model.position_rows,
         "T": model.token_types,
         "D": model.hidden_size,
         "C": model.hidden_size,
