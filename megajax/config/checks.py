@@ -290,6 +290,15 @@ _TOKENIZER_FILES = {
     "null": (),
 }
 
+_TOKENIZER_SWITCHES = {
+    "special_ids": "sentencepiece",
+    "extra_ids_descend": "sentencepiece",
+    "append_ends": "bert_wordpiece",
+    "lower_case": "bert_wordpiece",
+    "tiktoken_pattern": "tiktoken",
+    "tiktoken_special_ids": "tiktoken",
+}
+
 
 def _check_tokenizer(tokenizer: TokenizerConfig) -> None:
     kind = tokenizer.type
@@ -297,5 +306,6 @@ def _check_tokenizer(tokenizer: TokenizerConfig) -> None:
     for key in () if trains_its_own else _TOKENIZER_FILES[kind]:
         if getattr(tokenizer, key) is None:
             raise ConfigError(f"tokenizer.type {kind} needs a file: set tokenizer.{key}")
-    if tokenizer.special_ids and kind != "sentencepiece":
-        raise ConfigError(f"tokenizer.special_ids goes with tokenizer.type sentencepiece, not {kind}: leave it unset")
+    for key, wanted in _TOKENIZER_SWITCHES.items():
+        if kind != wanted and getattr(tokenizer, key) != getattr(TokenizerConfig(), key):
+            raise ConfigError(f"tokenizer.{key} goes with tokenizer.type {wanted}, not {kind}: leave it unset")

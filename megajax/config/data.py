@@ -43,6 +43,9 @@ class TokenizerConfig:
     train on data.text. tiktoken .json: ids to keep, special ones included (unset = 131,072)."""
     lower_case: bool = True
     """bert_wordpiece: texts are read in lower case and without accents (uncased BERT)."""
+    append_ends: bool = True
+    """bert_wordpiece: append [BOS] and [EOS], which ends documents, as Megatron-LM does; else [SEP] ends them, and the
+    vocabulary is that of the file."""
     special_ids: bool = False
     """sentencepiece: append <CLS> <SEP> <EOD> <MASK> and what else masked models need; <EOD> ends documents."""
     extra_ids: NonNegativeInt = 0

@@ -235,7 +235,7 @@ def _tokenizer_in(folder: Path, family: str) -> TokenizerConfig | None:
     if "vocab.txt" in there:
         about = there.get("tokenizer_config.json")
         lower = read_json(Path(about)).get("do_lower_case", True) if about else True
-        return TokenizerConfig(type="bert_wordpiece", vocab=there["vocab.txt"], lower_case=lower)
+        return TokenizerConfig(type="bert_wordpiece", vocab=there["vocab.txt"], lower_case=lower, append_ends=False)
     if "vocab.json" in there and "merges.txt" in there:
         return TokenizerConfig(type="gpt2_bpe", vocab=there["vocab.json"], merges=there["merges.txt"])
     return None

@@ -138,3 +138,25 @@ def test_what_a_run_changed_goes_out_changed(tmp_path: Path, caplog: pytest.LogC
         continue_prompts(trained, ["the world"], Options(tokens=1))
     with pytest.raises(ConfigError, match="and the model knows 50"):
         Scorer(trained)([Window(trained.encode("the world"), 1)])
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_a_vocabulary_of_pieces_alone(lower_case: bool, tmp_path: Path) -> None:
+    """A BERT that came with vocab.txt alone: no ids that its embedding lacks, so that it can be trained on."""
+    model = references.reference("bert")
+    source = references.saved(model, tmp_path / "source")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "world", "##s", ",", "k"]
+    pieces += [f"w{i}" for i in range(model.config.vocab_size - len(pieces))]
+    (source / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    settings = {"do_lower_case": lower_case, "tokenizer_class": "BertTokenizer"}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    import_model(source, tmp_path / "run")
+    ours, theirs = load_model(tmp_path / "run").tokenizer, loaded(source, "bert")
+    assert ours.vocab_size == len(theirs) == model.config.vocab_size
+    for text in ["The worlds, the world", "W1 w2\nk", "", "[MASK] the"]:
+        assert theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] == ours.encode(text)
+        assert theirs(text, add_special_tokens=False)["input_ids"] == ours.encode_marked(text)
+    for role in ("pad", "unk", "cls", "sep", "mask"):
+        assert getattr(theirs, f"{role}_token_id") == ours.id_for(role)
+    export_model(tmp_path / "run", tmp_path / "out")
+    assert (tmp_path / "out/vocab.txt").read_bytes() == (source / "vocab.txt").read_bytes()

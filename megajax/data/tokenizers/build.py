@@ -49,7 +49,7 @@ def _load(config: TokenizerConfig) -> Tokenizer:
         case "huggingface":
             return huggingface(_required(config, "model"), extra)
         case "bert_wordpiece":
-            return bert_wordpiece(_required(config, "vocab"), config.lower_case, extra)
+            return bert_wordpiece(_required(config, "vocab"), config.lower_case, extra, config.append_ends)
         case "tiktoken":
             return RankTokenizer(_required(config, "model"), config)
         case "null":

@@ -149,10 +149,10 @@ def _around(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int
     return tuple(whole[:first]), tuple(whole[first + len(text) :])
 
 
-def bert_wordpiece(vocab: Path, lower_case: bool, extra_ids: int = 0) -> FastTokenizer:
+def bert_wordpiece(vocab: Path, lower_case: bool, extra_ids: int = 0, append_ends: bool = True) -> FastTokenizer:
     """Load a BERT vocab.txt (Megatron-LM's BertWordPieceLowerCase or BertWordPieceCase).
 
-    [BOS] and [EOS] are appended; [EOS] ends a document.
+    [BOS] and [EOS] are appended, and [EOS] ends a document; without them [SEP] does.
     """
     try:
         model = models.WordPiece.from_file(str(vocab), unk_token="[UNK]", max_input_chars_per_word=200)
@@ -162,8 +162,13 @@ def bert_wordpiece(vocab: Path, lower_case: bool, extra_ids: int = 0) -> FastTok
     missing = [name for name in _BERT_PIECES if tokenizer.token_to_id(name) is None]
     if missing:
         raise ConfigError(f"{vocab}: has no {', '.join(missing)}: not the vocabulary of a BERT")
-    tokenizer.add_special_tokens(["[BOS]", "[EOS]"])
-    built = FastTokenizer(tokenizer, _BERT_NAMES, "bert_wordpiece", vocab, extra_ids=extra_ids)
+    names = dict(_BERT_NAMES)
+    if append_ends:
+        tokenizer.add_special_tokens(["[BOS]", "[EOS]"])
+    else:
+        del names["bos"]
+        names["eos"] = "[SEP]"
+    built = FastTokenizer(tokenizer, names, "bert_wordpiece", vocab, extra_ids=extra_ids)
     built.identity["lower_case"] = int(lower_case)
     return built
 
