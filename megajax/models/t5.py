@@ -66,7 +66,9 @@ class T5(Model):
         inside = context._replace(segment_ids=batch.get("segment_ids"), bias=bias)
         x = self.lookup(batch["tokens"], inside, layer=0)
         x, _ = run_blocks(self.encoder_blocks, x, inside, remat)
-        return context._replace(memory=(self.encoder_norm(x), inside.segment_ids))
+        # Gathered here, once for all layers; each of them scatters the gradient of its own part.
+        memory = context.layout.enter_tensor(self.encoder_norm(x))
+        return context._replace(memory=(memory, inside.segment_ids))
 
     def embed(self, batch: Batch, context: Context) -> jax.Array:
         """Decoder tokens [B, T] -> residual stream [B, T, D]."""

@@ -42,7 +42,7 @@ class Throughput:
     """S."""
     devices: int
     attention: str
-    """Convention of `flops_per_sample`: "full" or "causal" attention scores."""
+    """Scores that `flops_per_sample` charges for, in words: "full" or "causal"."""
     peak_flops: float | None
     """Dense FLOP/s of one device; None = unknown."""
     peak_label: str

@@ -159,7 +159,7 @@ class Vocabulary:
 
     def _table_gradient(self, dtable: jax.Array) -> jax.Array:
         """Sum a table's gradient over the devices that saw other tokens, leaving it sharded as it lies at rest."""
-        return self.net.reduce_scatter(self.net.psum(dtable, "expert", "context"), "fsdp", dim=1)
+        return self.net.psum(self.net.reduce_scatter(dtable, "fsdp", dim=1), "expert", "context")
 
     def _manual(self, fn: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         return jax.shard_map(fn, in_specs=in_specs, out_specs=out_specs, axis_names=set(AUTO_AXES), check_vma=False)

@@ -1,32 +1,21 @@
 """Time of one layer, and of embedding, head and loss, for one microbatch on one device.
 
-A layer is four matrix products, with the attention core between the first two. At each of them the residual stream
-enters or leaves the tensor-parallel region: one all-gather or reduce-scatter over `tensor` (2205.05198, figure 5), or
-half an all-reduce, which is as much, without sequence parallelism.
+At every matrix product of a layer the residual stream enters or leaves the tensor-parallel region: one all-gather or
+reduce-scatter over `tensor` (2205.05198, figure 5), or half an all-reduce, which is as much, without sequence
+parallelism. With `parallel.whole_heads` no activation is summed around the attention: what enters is gathered, what
+leaves is cut. The experts of a mixture are computed again in the backward pass under every `train.remat`.
 
-Shapes: B samples of a micro batch, S sequence, T = B S / context tokens of a device, D embed, N heads, K kv heads,
-H head dim, F mlp, V padded vocabulary.
+Shapes: T tokens of a micro batch on a device, D embed, F mlp, V padded vocabulary, R rows of an expert's block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
 
-from megajax.config.config import Config
-from megajax.config.model import ModelConfig
-from megajax.config.train import ACTIVATION_NAMES
-from megajax.data.batch import batch_arrays
-from megajax.models.sizes import parameter_counts
-from megajax.parallel.kernels import choose_attention
-from megajax.planning.hardware import Gpu
-from megajax.planning.memory import saved_per_layer
+from megajax.planning.cut import LAST, Core, Cut, Product, cores, experts, products, rows_of
 from megajax.planning.operations import (
     LAUNCH,
     WIDTH,
-    Numbers,
     Work,
     attention_seconds,
     beside,
@@ -35,7 +24,7 @@ from megajax.planning.operations import (
     memory_seconds,
     total,
 )
-from megajax.planning.trainers import Trainer
+from megajax.planning.stacks import head_matrices, lookups
 
 KERNELS = 3
 """Elementwise kernels around a matrix product, forward."""
@@ -43,145 +32,30 @@ BACKWARD_TRAFFIC = 1.5
 """Memory traffic of an elementwise operation's backward over that of its forward."""
 BACKWARD_ATTENTION = 2.5
 """FLOPs of fused attention's backward over those of its forward: five products for two (2205.14135)."""
-BLOCK_PARAMETERS = ("attention_norm", "qkv", "qk_norm", "attention_out", "mlp_norm", "fc1", "fc2")
-
-
-@dataclass(frozen=True)
-class Cut:
-    """One device's share of a layer and how it is computed. Layouts that have it in common share its time."""
-
-    model: ModelConfig
-    gpu: Gpu
-    trainer: Trainer
-    samples: int
-    """B."""
-    sequence: int
-    """S."""
-    tensor: int
-    context: int
-    fsdp: int
-    sequence_parallel: bool
-    remat: str | tuple[str, ...]
-    kernel: str
-    """Of the attention: "cudnn" is fused, others pass the scores through memory."""
-    numbers: Numbers
-    """Of activations."""
-    copied: float
-    """Bytes that are copied in each direction to save a layer's activations."""
-
-    @classmethod
-    def of(cls, config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer) -> Cut:
-        """That of a configuration with a known vocabulary on a mesh."""
-        copied = 0.0
-        if trainer.scans_layers:
-            kernel = choose_attention(config, "gpu", batch_arrays(config.model, config.data)).name
-            copied = _copied(config, mesh)
-        else:
-            kernel = "xla" if config.train.attention == "xla" else "cudnn"
-        return cls(
-            model=config.model,
-            gpu=gpu,
-            trainer=trainer,
-            samples=config.train.micro_batch_size,
-            sequence=config.data.seq_length,
-            tensor=mesh["tensor"],
-            context=mesh["context"],
-            fsdp=mesh["fsdp"],
-            sequence_parallel=config.parallel.sequence_parallel,
-            remat=config.train.remat,
-            kernel=kernel,
-            numbers="fp32" if config.train.precision == "fp32" else "half",
-            copied=copied,
-        )
-
-    @property
-    def tokens(self) -> float:
-        """T."""
-        return self.samples * self.sequence / self.context
-
-    @property
-    def stream(self) -> float:
-        """Bytes of the residual stream [T, D], whole over `tensor`."""
-        return WIDTH[self.numbers] * self.tokens * self.model.hidden_size
-
-    @property
-    def residual(self) -> float:
-        """Bytes of it on this device."""
-        return self.stream / (self.tensor if self.sequence_parallel else 1)
-
-    @property
-    def products(self) -> Numbers:
-        """Numbers that the blocks' matrix products take."""
-        return "fp8" if self.trainer.fp8 else self.numbers
-
-    @property
-    def border(self) -> float:
-        """Seconds of a gather or scatter of the residual stream over `tensor`."""
-        return gather_seconds(self.gpu, self.stream, self.tensor, 1)
-
-    def memory(self, size: float) -> Work:
-        """Reading and writing `size` bytes."""
-        return Work(memory=memory_seconds(self.gpu, size))
-
-
-def _copied(config: Config, mesh: Mapping[str, int]) -> float:
-    """Bytes read and written to put a layer's activations into the stack of all layers, or to take them out again.
-
-    What a matrix product or an attention kernel makes or takes, which is what has a name, is copied; anything else is
-    computed in its place. With stages, all of it goes through the ring as well.
-    """
-    saved = named = saved_per_layer(config, mesh)
-    if config.train.remat == "none":
-        named = saved_per_layer(replace(config, train=replace(config.train, remat="selective")), mesh)
-    return (saved + named) * (1 if mesh["pipe"] == 1 else 2)
-
-
-class Product(NamedTuple):
-    """A matrix product [T, k] x [k, n] of the forward pass and the elementwise operations around it."""
-
-    makes: str
-    """Name of the activation that it ends in."""
-    enters: bool
-    """Whether its input is gathered over `tensor`; otherwise its output is scattered."""
-    k: float
-    n: float
-    traffic: float
-    """Bytes of the elementwise operations."""
-
-
-def products(cut: Cut) -> tuple[Product, ...]:
-    """Those of a layer, in order."""
-    model, t, width = cut.model, cut.tensor, WIDTH[cut.numbers]
-    D, F = model.hidden_size, model.ffn_size / t
-    gates = 2 if model.gated else 1
-    q, kv = model.num_heads * model.head_size / t, model.kv_heads * model.head_size / t
-    norm, add = 2 * cut.residual, 3 * cut.residual
-    rotate = 2 * width * cut.tokens * (q + kv) if model.positions == "rope" else 0
-    activate = width * cut.tokens * (gates + 1) * F
-    cast = 3 * cut.tokens if cut.trainer.fp8 else 0  # per input: read 16 bits, write 8
-    return (
-        Product("qkv", True, D, q + 2 * kv, norm + rotate + cast * D),
-        Product("attention_residual", False, q, D, add + cast * q),
-        Product("mlp_hidden", True, D, gates * F, norm + cast * D),
-        Product("output", False, F, D, activate + add + cast * F),
-    )
 
 
 @cache
 def layer_work(cut: Cut) -> tuple[Work, Work]:
     """Forward and backward of one layer and microbatch."""
     trainer, gpu = cut.trainer, cut.gpu
-    core, core_back = _attention(cut)
-    weights = layer_parameters(cut.model) / cut.tensor
+    core, core_back = (
+        total(_forward_core(cut, c) for c in cores(cut)),
+        total(_backward_core(cut, c) for c in cores(cut)),
+    )
+    mixture, mixture_back = _mixture(cut)
     sums = trainer.sum_bytes / cut.fsdp + (4 if trainer.fp8 else 0)  # a cast reads 16 bits and writes 8, twice
-    forward = total(_forward(cut, product) for product in products(cut)) + core + cut.memory(cut.copied)
-    backward = total(_backward(cut, product) for product in products(cut)) + core_back + _repeated(cut, core)
-    backward += cut.memory(cut.copied + sums * weights)
-    size = WIDTH[cut.numbers] * weights
-    gather = gather_seconds(gpu, size, cut.fsdp, cut.tensor * cut.context)
-    # Every microbatch's gradient is summed over `context`; Megatron-LM counts these shards as replicas.
-    shards = 2 * gather_seconds(gpu, size, cut.context, cut.tensor) if trainer.scans_layers else 0
-    keys = 2 * WIDTH[cut.numbers] * cut.samples * cut.sequence * cut.model.kv_heads * cut.model.head_size / cut.tensor
+    forward = total(_forward(cut, product) for product in products(cut)) + core + cut.memory(cut.copied) + mixture
+    backward = total(_backward(cut, product) for product in products(cut)) + core_back + _repeated(cut) + mixture_back
+    backward += cut.memory(cut.copied + sums * cut.held)
+    width, inner = WIDTH[cut.numbers], cut.tensor * cut.context
+    gather = gather_seconds(gpu, width * cut.held, cut.fsdp, inner * cut.expert)
+    # Every microbatch's gradient is summed over `context` and, of what all experts share, over `expert`; Megatron-LM
+    # counts these shards as replicas.
+    shared = cut.weights.replicated_over_expert(cut.tensor, cut.whole_heads)
+    part = width / cut.fsdp  # what is left after the scatter over `fsdp`
+    over_context = 2 * gather_seconds(gpu, part * cut.held, cut.context, cut.tensor) if trainer.scans_layers else 0
+    over_expert = 2 * gather_seconds(gpu, part * shared, cut.expert, inner) if trainer.scans_layers else 0
+    keys = 2 * width * cut.samples * cut.sequence * cut.kv_heads * cut.model.head_size
     round_trip = gather_seconds(gpu, keys, cut.context, cut.tensor)
     hidden = trainer.hides_neighbours
     forward += Work(
@@ -190,76 +64,135 @@ def layer_work(cut: Cut) -> tuple[Work, Work]:
     )
     backward += Work(
         context=beside(2 * round_trip, core_back.seconds if hidden else 0, 2 * round_trip / cut.context)
-        + beside(shards, backward.computing),
+        + beside(over_context, backward.computing),
         fsdp=beside(2 * gather, backward.computing),
+        expert=beside(over_expert, backward.computing),
     )
     return forward, backward
 
 
 def _forward(cut: Cut, product: Product) -> Work:
-    _, _, k, n, traffic = product
-    seconds = matmul_seconds(cut.gpu, cut.tokens, k, n, cut.products)
+    rows, k, n = rows_of(cut, product).forward, product.k, product.n
+    seconds = matmul_seconds(cut.gpu, rows, k, n, cut.products)
+    there = product.encoded or (product.whole and not (product.enters and cut.sequence_parallel))
+    border = 0.0 if there else _border(cut, product)
     return Work(
         matmul=seconds,
-        memory=memory_seconds(cut.gpu, traffic) + KERNELS * LAUNCH,
-        tensor=beside(cut.border, seconds if cut.trainer.hides_tensor == "all" else 0, cut.border / cut.tensor),
-        flops=2 * cut.tokens * k * n,
+        memory=memory_seconds(cut.gpu, product.traffic) + KERNELS * LAUNCH,
+        tensor=beside(border, seconds if cut.trainer.hides_tensor == "all" else 0, border / cut.tensor),
+        flops=2 * rows * k * n,
     )
 
 
 def _backward(cut: Cut, product: Product) -> Work:
     """The gradient of the input needs all of the output's; while the one of the weights is computed, nothing waits."""
-    _, enters, k, n, traffic = product
-    dx = matmul_seconds(cut.gpu, cut.tokens, n, k, cut.products)
-    dw = matmul_seconds(cut.gpu, k, cut.tokens, n, cut.products)
-    hides, piece = cut.trainer.hides_tensor, cut.border / cut.tensor
-    if enters:
-        again = cut.border if cut.sequence_parallel else 0  # the input, for the gradient of the weights
-        tensor = beside(cut.border, 0 if hides == "nothing" else dw, piece) + beside(again, dx)
+    rows, k, n = rows_of(cut, product), product.k, product.n
+    dx = matmul_seconds(cut.gpu, rows.of_input, n, k, cut.products)
+    dw = matmul_seconds(cut.gpu, k, rows.of_weights, n, cut.products)
+    hides, border = cut.trainer.hides_tensor, _border(cut, product)
+    piece = border / cut.tensor
+    if product.whole:
+        summed = 2 * cut.border(WIDTH[cut.numbers] * k * n) if cut.sequence_parallel else 0  # gradient of the weights
+        tensor = summed + (0 if product.enters or not cut.sequence_parallel else border)
+    elif product.enters:
+        # The input, for the gradient of the weights.
+        again = border if cut.sequence_parallel and not product.encoded else 0
+        tensor = beside(border, 0 if hides == "nothing" else dw, piece) + beside(again, dx)
     else:
-        tensor = beside(cut.border, dx if hides == "all" else 0, piece)
+        tensor = beside(border, dx if hides == "all" else 0, piece)
     return Work(
         matmul=dx + dw,
-        memory=BACKWARD_TRAFFIC * (memory_seconds(cut.gpu, traffic) + KERNELS * LAUNCH),
+        memory=BACKWARD_TRAFFIC * (memory_seconds(cut.gpu, product.traffic) + KERNELS * LAUNCH),
         tensor=tensor,
-        flops=4 * cut.tokens * k * n,
+        flops=2 * (rows.of_input + rows.of_weights) * k * n,
     )
 
 
-def _attention(cut: Cut) -> tuple[Work, Work]:
-    """Scores, softmax and weighted sum of the values, forward and backward."""
-    width = cut.model.head_size
-    scores = cut.tokens * cut.sequence * cut.model.num_heads / cut.tensor
+def _border(cut: Cut, product: Product) -> float:
+    return cut.border(cut.stream * product.rows / cut.tokens)
+
+
+def _forward_core(cut: Cut, core: Core) -> Work:
+    width, scores = cut.model.head_size, core.scores
     if cut.kernel == "cudnn":
-        once, back = 2 * scores * width, BACKWARD_ATTENTION * 2 * scores * width
-        return (
-            Work(attention=attention_seconds(cut.gpu, once), flops=once),
-            Work(attention=attention_seconds(cut.gpu, back), flops=back),
-        )
-    # A batched product fills the GPU as one large one does.
-    rows = scores / cut.sequence
-    outer = matmul_seconds(cut.gpu, rows, width, cut.sequence, cut.numbers)
-    inner = matmul_seconds(cut.gpu, rows, cut.sequence, width, cut.numbers)
-    forward, backward = cut.trainer.score_bytes
-    return (
-        Work(matmul=outer + inner, flops=4 * scores * width) + cut.memory(forward * scores),
-        Work(matmul=2 * (outer + inner), flops=8 * scores * width) + cut.memory(backward * scores),
-    )
+        once = 2 * scores * width
+        return Work(attention=attention_seconds(cut.gpu, once), flops=once)
+    return _scores(cut, core) + _values(cut, core)
 
 
-def _repeated(cut: Cut, core: Work) -> Work:
-    """What the backward pass computes again."""
+def _scores(cut: Cut, core: Core) -> Work:
+    """Scores and softmax. A batched product fills the GPU as one large one does."""
+    scores, width = core.scores, cut.model.head_size
+    product = matmul_seconds(cut.gpu, scores / core.keys, width, core.keys, cut.numbers)
+    return Work(matmul=product, flops=2 * scores * width + core.bias) + cut.memory(cut.trainer.score_bytes[0] * scores)
+
+
+def _values(cut: Cut, core: Core) -> Work:
+    scores, width = core.scores, cut.model.head_size
+    product = matmul_seconds(cut.gpu, scores / core.keys, core.keys, width, cut.numbers)
+    return Work(matmul=product, flops=2 * scores * width)
+
+
+def _backward_core(cut: Cut, core: Core) -> Work:
+    if cut.kernel == "cudnn":
+        back = BACKWARD_ATTENTION * 2 * core.scores * cut.model.head_size
+        return Work(attention=attention_seconds(cut.gpu, back), flops=back)
+    once = _scores(cut, core).matmul + _values(cut, core).matmul
+    memory = cut.memory(cut.trainer.score_bytes[1] * core.scores)
+    return Work(matmul=2 * once, flops=8 * core.scores * cut.model.head_size) + memory
+
+
+def _repeated(cut: Cut) -> Work:
+    """What the backward pass computes again, but for a mixture's experts."""
     if cut.remat == "none":
         return Work()
-    kept = set(ACTIVATION_NAMES) if cut.remat == "selective" else set() if cut.remat == "full" else set(cut.remat)
-    *inner, last = products(cut)
-    again = [product for product in inner if product.makes not in kept]
+    core = total(_forward_core(cut, c) for c in cores(cut))
+    made = products(cut)
+    again = [product for product in made if product.makes not in (*cut.kept, LAST)]
     if not cut.trainer.scans_layers:
-        repeated = total(_forward(cut, product) for product in (again if kept else [*again, last]))
-        return repeated + (core if cut.kernel != "cudnn" or "attention_out" not in kept else Work())
+        repeated = total(_forward(cut, product) for product in (again if cut.kept else made))
+        return repeated + (core if cut.kernel != "cudnn" or "attention_out" not in cut.kept else Work())
     # Norms and activation are not among the named activations, nor are the softmax statistics of a fused kernel.
-    elementwise = sum(p.traffic for p in (*inner, last) if p not in again and p.makes != "attention_residual")
+    elementwise = sum(p.traffic for p in made if p not in again and p.makes != "attention_residual")
+    if cut.kernel != "cudnn" and "attention_out" in cut.kept:
+        core = total(_scores(cut, c) for c in cores(cut))
     return total(_forward(cut, product) for product in again) + cut.memory(elementwise) + core
+
+
+def _mixture(cut: Cut) -> tuple[Work, Work]:
+    """Router and experts, forward and backward, their repeated forward included.
+
+    What a device's experts see is gathered over `tensor` and `expert`, what they make scattered, and nothing hides it;
+    the backward pass gathers both ends (see `parallel.experts`). Sums over blocks are fp32.
+    """
+    found = experts(cut)
+    if found is None:
+        return Work(), Work()
+    model, gpu, D, gates = cut.model, cut.gpu, cut.model.hidden_size, 2 if cut.model.gated else 1
+    R, F, width, blocks = found.rows, found.units, WIDTH[cut.numbers], found.matrices
+    matmul = lambda m, k, n: blocks * matmul_seconds(gpu, m, k, n, cut.products)  # noqa: E731
+    first, second = matmul(R, D, gates * F), matmul(R, F, D)
+    flops = 2 * blocks * R * D * F
+    router = 2 * cut.own_tokens * D * model.experts
+    rows = blocks * R * (2 * width * D + 8 * D)  # taken out, and added to the sums
+    active = blocks * R * width * (gates + 1) * F
+    sums = 8 * found.tokens * D  # begun with zeros and cast
+    matrices = (cut.trainer.sum_bytes or 10) * blocks * (gates + 1) * D * F
+    tensor = cut.border(cut.stream)
+    expert = gather_seconds(gpu, cut.expert * cut.stream, cut.expert, cut.tensor * cut.context)
+    again = 1 if cut.sequence_parallel else 0
+    forward = Work(matmul=first + second, tensor=2 * tensor, expert=2 * expert, flops=(gates + 1) * flops + router)
+    backward = Work(
+        matmul=first + matmul(R, D, F) + matmul(F, R, D) + matmul(D, R, gates * F) + matmul(R, gates * F, D),
+        tensor=(2 + again) * tensor,
+        expert=3 * expert,
+        flops=(gates + 2 * (gates + 1)) * flops + (2 if cut.remat == "none" else 3) * router,
+    )
+    launches = Work(memory=KERNELS * LAUNCH * blocks)
+    return (
+        forward + launches + cut.memory(5 * cut.residual + rows + active + sums),
+        backward + launches * 2 + cut.memory(7 * cut.residual + 2 * (rows + active + sums) + matrices),
+    )
 
 
 @cache
@@ -275,27 +208,37 @@ def vocabulary_work(cut: Cut, stages: int, stride: int) -> Work:
     V = cut.model.padded_vocab_size / (cut.tensor * stages)
     shapes = ((cut.tokens, D, V), (cut.tokens, V, D), (D, cut.tokens, V))
     matmul = sum(matmul_seconds(gpu, m, k, n, cut.numbers) for m, k, n in shapes)
-    # Both tables are gathered over `fsdp` as they are computed with, and their gradients scattered in fp32.
-    table = gather_seconds(gpu, 4 * V * D, cut.fsdp, cut.tensor * cut.context)
+    # All tables are gathered over `fsdp` as they are computed with, and their gradients scattered in fp32.
+    inner = cut.tensor * cut.context
+    table = gather_seconds(gpu, 4 * V * D, cut.fsdp, inner * cut.expert)
+    uses = lookups(cut.model) + 1
+    shards = uses * 2 * gather_seconds(gpu, 4 * V * D, cut.expert, inner)  # gradients, summed
+    matrices = head_matrices(cut.model)
+    transform = matmul_seconds(gpu, cut.own_tokens, D, D, cut.numbers) if matrices else 0
+    encoded = cut.stream * cut.encoded / cut.sequence  # of T5's encoder, looked up as well
     work = Work(
-        matmul=matmul,
-        tensor=4 * cut.border,
-        fsdp=beside(2 * (WIDTH[cut.numbers] / 4 + 1) * table, matmul),
+        matmul=matmul + 3 * transform,
+        tensor=4 * cut.border(cut.stream) + 3 * cut.border(encoded),
+        fsdp=beside(uses * (WIDTH[cut.numbers] / 4 + 1) * table, matmul),
+        expert=beside(shards, matmul),
         # All-reduces: what is looked up, its gradient, what the head starts from, and the gradient of that.
         pipe=4 * 2 * gather_seconds(gpu, cut.residual, stages, stride),
-        flops=6 * cut.tokens * D * V,
+        flops=6 * cut.tokens * D * V + _small_products(cut),
     )
     return work + cut.memory(trainer.logit_bytes * cut.tokens * V + 2 * trainer.sum_bytes * V * D)
 
 
-@cache
-def layer_parameters(model: ModelConfig) -> float:
-    """Weights of one layer."""
-    counts = parameter_counts(model, padded=True)
-    return sum(counts[name] for name in BLOCK_PARAMETERS) / model.num_layers
+def _small_products(cut: Cut) -> float:
+    """FLOPs, forward and backward, of what BERT and T5 have besides embedding, layers and output matrix.
 
-
-def table_parameters(model: ModelConfig) -> int:
-    """Weights of embedding and head."""
-    counts = parameter_counts(model, padded=True)
-    return counts["word_embedding"] + counts["head"]
+    BERT: the transform of every token, the pooler and the classes of the first, token types as a product with one-hot
+    rows; nothing needs the gradient of those. T5: the gradient of the distances' bias, of all layers at once.
+    """
+    model, D = cut.model, cut.model.hidden_size
+    if model.family == "bert":
+        pair = cut.samples * D * (D + 2) * model.pair_task
+        return 6 * (cut.own_tokens * D * D + pair) + 4 * cut.own_tokens * model.token_types * D
+    if model.positions == "relative":
+        places = cut.sequence**2 + cut.encoded**2
+        return 2 * places * model.relative_buckets * cut.heads
+    return 0

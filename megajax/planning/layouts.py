@@ -48,9 +48,9 @@ def legality(model: ModelConfig, devices: int) -> Callable[[Config], bool]:
     padded = fit_vocabulary(model, ParallelConfig(tensor=devices))
 
     @cache
-    def divides(sizes: tuple[int, ...], zero: int) -> bool:
+    def divides(sizes: tuple[int, ...], zero: int, whole_heads: bool) -> bool:
         try:
-            divide_weights(padded, sizes, zero)
+            divide_weights(padded, sizes, zero, whole_heads)
         except ConfigError:
             return False
         return True
@@ -60,19 +60,20 @@ def legality(model: ModelConfig, devices: int) -> Callable[[Config], bool]:
             check_config(layout)
         except ConfigError:
             return False
-        return divides(tuple(_size(layout, axis) for axis in AXES), layout.parallel.zero)
+        return divides(tuple(_size(layout, axis) for axis in AXES), layout.parallel.zero, layout.parallel.whole_heads)
 
     return is_legal
 
 
-def divide_weights(model: ModelConfig, sizes: tuple[int, ...], zero: int) -> None:
+def divide_weights(model: ModelConfig, sizes: tuple[int, ...], zero: int, whole_heads: bool = False) -> None:
     """Refuse a mesh, given by the sizes of all AXES, that does not divide every weight.
 
     Raises:
         ConfigError: names the weight, its dimension and the mesh axes.
     """
     mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    replace(Rules.of(mesh, ParallelConfig(), model), zero=zero).shardings(_abstract_weights(model))
+    rules = replace(Rules.of(mesh, ParallelConfig(whole_heads=whole_heads), model), zero=zero)
+    rules.shardings(_abstract_weights(model))
 
 
 @lru_cache(maxsize=32)
@@ -94,6 +95,8 @@ def layout_name(layout: Config) -> str:
         words["zero"] = parallel.zero
     if parallel.tensor > 1:
         words["sequence"] = "on" if parallel.sequence_parallel else "off"
+    if parallel.whole_heads:
+        words["heads"] = "whole"
     if layout.train.attention == "ring":
         words["attention"] = "ring"
     words["remat"] = remat if isinstance(remat, str) else "+".join(remat)

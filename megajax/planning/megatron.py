@@ -29,6 +29,13 @@ CUTS = {
 """Mesh axes that cut a dimension. Norms, row-parallel biases and positions are whole on every tensor rank."""
 
 
+FIRST = {"word_embedding", "position_embedding", "token_type_embedding", "embedding_norm"}
+"""Parameters of the first stage, by the first word of their names."""
+LAST = {"final_norm", "transform", "transform_bias", "transform_norm", "head_bias"}
+LAST |= {"pooler", "pooler_bias", "pair_head", "pair_bias"}
+"""Those of the last, but for the output matrix."""
+
+
 @dataclass(frozen=True)
 class Practice:
     """Where Megatron-LM's relatives differ from it, in bytes; the defaults are its own, in bf16 or fp16."""
@@ -80,6 +87,22 @@ def megatron_memory(
     )
 
 
+def check_like_megatron(config: Config) -> None:
+    """Refuse what no accounting of Megatron-LM's is written for here.
+
+    Raises:
+        ConfigError: names the kind of model or the key.
+    """
+    lacking = {
+        "model.experts: it drops tokens or pads them, as its options say": config.model.experts > 0,
+        "model.family t5: it splits the pipeline between encoder and decoder": config.model.family == "t5",
+        "parallel.whole_heads: it has none": config.parallel.whole_heads,
+    }
+    for reason, applies in lacking.items():
+        if applies:
+            raise ConfigError(f"Megatron-LM's memory and time are not planned with {reason}; leave like=megatron out")
+
+
 def heaviest_stage(config: Config, mesh: Mapping[str, int], practice: Practice = MEGATRON_LM) -> StageMemory:
     """The fullest device: one of the first stage, which has most in flight, or of the last, which has the logits."""
     stages = (megatron_memory(config, mesh, stage, practice) for stage in {0, mesh["pipe"] - 1})
@@ -93,8 +116,8 @@ def stage_parameters(config: Config, mesh: Mapping[str, int], stage: int) -> flo
         raise ConfigError("model.vocab_size is not known: set it, or give a tokenizer")
     vocabulary = -(-model.vocab_size // padding) * padding
     kinds = {"blocks"}
-    kinds |= {"word_embedding", "position_embedding"} if stage == 0 else set()
-    kinds |= {"final_norm", "word_embedding" if model.tied_head else "head"} if stage == mesh["pipe"] - 1 else set()
+    kinds |= FIRST if stage == 0 else set()
+    kinds |= LAST | {"word_embedding" if model.tied_head else "head"} if stage == mesh["pipe"] - 1 else set()
     most = -(-model.num_layers // mesh["pipe"]) * mesh["pipe"] / model.num_layers  # where they do not divide
     total = 0.0
     for leaf in model_leaves(model):

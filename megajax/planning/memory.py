@@ -18,13 +18,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from math import prod
 
 from megajax.config import Config, ConfigError
+from megajax.config.parallel import REPLICAS
 from megajax.config.train import ACTIVATION_NAMES
 from megajax.data.batch import batch_arrays
 from megajax.models.cross_entropy import CHUNK_LOGITS
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
+from megajax.planning.stacks import Stack, expert_load, stacks
 from megajax.planning.weights import Counts, count_weights
 
 GIB = 2**30
@@ -89,7 +92,7 @@ def stage_memory(config: Config, mesh: Mapping[str, int], stage: int) -> StageMe
         optimizer=FP32 * counts.moments,
         gradients=FP32 * counts.step if device.accumulates else 0,
         compute_copy=device.width * counts.step if device.width < FP32 else 0,
-        activations=device.saved_layers * saved_per_layer(config, mesh),
+        activations=device.saved,
         logits=logits,
         workspace=workspace,
     )
@@ -106,33 +109,43 @@ def state_bytes(config: Config, mesh: Mapping[str, int]) -> float:
     return FP32 * (counts.at_rest + counts.moments + counts.step)
 
 
-def saved_per_layer(config: Config, mesh: Mapping[str, int]) -> float:
+def saved_per_layer(config: Config, mesh: Mapping[str, int], stack: Stack | None = None) -> float:
     """Bytes that one layer and microbatch keep for the backward pass under `train.remat`.
 
     With a GELU MLP of 4 D, all that is tagged makes 20 T D / tensor bytes in 16 bits; Megatron-LM keeps 34 (2205.05198,
-    equation 6).
+    equation 6). Experts of a mixture keep nothing: their hidden units are always computed again.
+
+    Args:
+        config: with a known vocabulary.
+        mesh: size of every axis.
+        stack: to which the layer belongs; None = the last one.
     """
     device, model, remat = _Device(config, mesh), config.model, config.train.remat
-    width, tensor = device.width, mesh["tensor"]
-    q, k = model.num_heads * model.head_size, model.kv_heads * model.head_size
-    residual = model.hidden_size / (tensor if config.parallel.sequence_parallel else 1)
+    stack = stack or device.stacks[-1]
+    width, heads = device.width, 1 if config.parallel.whole_heads else mesh["tensor"]
+    q, k = model.num_heads * model.head_size / heads, model.kv_heads * model.head_size / heads
+    residual = model.hidden_size / (mesh["tensor"] if config.parallel.sequence_parallel else 1)
+    tokens, encoded = device.tokens(stack.sequence), device.tokens(stack.memory)
+    crossed = stack.memory > 0
     if remat == "none":
-        norms = 2 * 3 * FP32 * residual + 3 * FP32 * model.qk_norm * (q + k) / tensor
-        masks = 2 * (model.hidden_dropout > 0) * residual
-        products = 2 * width * residual + width * (2 * (q + k) + 6 * model.ffn_size) / tensor
-        return device.tokens * (norms + masks + products + device.scores_saved)
+        norms = (2 + crossed) * 3 * FP32 * residual + 3 * FP32 * model.qk_norm * (q + k)
+        masks = (2 + crossed) * (model.hidden_dropout > 0) * residual
+        routing = 3 * FP32 * model.experts * residual / model.hidden_size
+        products = (2 + crossed) * width * residual + width * ((2 + 2 * crossed) * (q + k) + 6 * device.units)
+        saved = tokens * (norms + masks + routing + products + device.scores_saved(stack))
+        return saved + encoded * width * 2 * q
     numbers = {
-        "block_input": residual,
-        "attention_residual": residual,
-        "qkv": (q + 2 * k) / tensor,
-        "attention_out": q / tensor,
-        "mlp_hidden": device.mlp_inputs * model.ffn_size / tensor,
-        "mlp_residual": residual if model.norm_placement == "post" else 0,  # else the next layer's input
+        "block_input": tokens * residual,
+        "attention_residual": (1 + crossed) * tokens * residual,
+        "qkv": tokens * (q + 2 * k + crossed * q) + encoded * 2 * q,
+        "attention_out": (1 + crossed) * tokens * q,
+        "mlp_hidden": tokens * device.mlp_inputs * device.units,
+        "mlp_residual": tokens * residual if model.norm_placement == "post" else 0,  # else the next layer's input
     }
     presets: dict[str, tuple[str, ...]] = {"selective": ACTIVATION_NAMES, "full": ()}
     kept = presets[remat] if isinstance(remat, str) else remat
     # The loop over the layers carries a layer's input, which is therefore kept whatever is named.
-    return device.tokens * width * sum(numbers[name] for name in {"block_input", *kept})
+    return width * sum(numbers[name] for name in {"block_input", *kept})
 
 
 @dataclass(frozen=True)
@@ -153,9 +166,13 @@ class _Device:
         return FP32 if self.config.train.precision == "fp32" else 2
 
     @property
-    def tokens(self) -> float:
-        """T."""
-        return self.config.train.micro_batch_size * self.config.data.seq_length / self.mesh["context"]
+    def stacks(self) -> tuple[Stack, ...]:
+        """Of the model."""
+        return stacks(self.config)
+
+    def tokens(self, sequence: int) -> float:
+        """T, of samples of so many."""
+        return self.config.train.micro_batch_size * sequence / self.mesh["context"]
 
     @property
     def mlp_inputs(self) -> int:
@@ -163,10 +180,16 @@ class _Device:
         return 2 if self.config.model.gated else 1
 
     @property
+    def units(self) -> float:
+        """F of this device; of a mixture, that of the shared MLP."""
+        model = self.config.model
+        return (model.shared_ffn_size if model.experts else model.ffn_size) / self.mesh["tensor"]
+
+    @property
     def microbatches(self) -> int:
         """M."""
         train = self.config.train
-        return train.global_batch_size // (train.micro_batch_size * self.mesh["data"] * self.mesh["fsdp"])
+        return train.global_batch_size // (train.micro_batch_size * prod(self.mesh[axis] for axis in REPLICAS))
 
     @property
     def accumulates(self) -> bool:
@@ -174,13 +197,15 @@ class _Device:
         return self.mesh["pipe"] > 1 or self.microbatches > 1
 
     @property
-    def saved_layers(self) -> int:
-        """Layers whose activations are kept: with stages, in the slots of the ring and in the one at work."""
-        layers, chunks = self.config.model.num_layers, self.config.parallel.chunks
+    def saved(self) -> float:
+        """Bytes that are kept for the backward pass: with stages, in the slots of the ring and in the one at work."""
+        config, chunks = self.config, self.config.parallel.chunks
         if self.mesh["pipe"] == 1:
-            return layers
+            each = (stack.layers * saved_per_layer(config, self.mesh, stack) for stack in self.stacks)
+            return sum(each) + self.width * self.tokens(self.stacks[-1].memory) * config.model.hidden_size
         schedule = Interleaved1F1B(self.mesh["pipe"], chunks, self.microbatches)
-        return (schedule.ring_slots + 1) * schedule.layers_per_chunk(layers)
+        layers = (schedule.ring_slots + 1) * schedule.layers_per_chunk(config.model.num_layers)
+        return layers * saved_per_layer(config, self.mesh)
 
     @property
     def fused(self) -> bool:
@@ -188,17 +213,17 @@ class _Device:
         return choose_attention(self.config, "gpu", batch_arrays(self.config.model, self.config.data)).name == "cudnn"
 
     @property
-    def scores(self) -> float:
-        """Scores of a query token of this device."""
-        return self.config.data.seq_length * self.config.model.num_heads / self.mesh["tensor"]
+    def heads(self) -> float:
+        """N of this device."""
+        return self.config.model.num_heads / (1 if self.config.parallel.whole_heads else self.mesh["tensor"])
 
-    @property
-    def scores_saved(self) -> float:
+    def scores_saved(self, stack: Stack) -> float:
         """Bytes of a query token that the attention kernel keeps if nothing is recomputed."""
         model = self.config.model
         if self.fused:
-            return model.num_heads * (self.width * model.head_size + FP32) / self.mesh["tensor"]
-        return self.scores * (FP32 + self.width + (model.attention_dropout > 0))
+            return self.heads * (self.width * model.head_size + FP32)
+        scores = self.heads * (stack.sequence + stack.memory)
+        return scores * (FP32 + self.width + (model.attention_dropout > 0))
 
     @property
     def table(self) -> float:
@@ -209,18 +234,48 @@ class _Device:
     @property
     def backward(self) -> tuple[float, float]:
         """Bytes of logits and workspace in the backward of a layer."""
-        model, width, counts = self.config.model, self.width, self.counts
-        chunks = self.config.parallel.chunks
+        width, counts, chunks = self.width, self.counts, self.config.parallel.chunks
         # The gradients of all layers that the loop runs through. Stages also hold the zeros that it starts from and,
         # if they have several chunks, the weights of this one.
         copies = 1 if self.mesh["pipe"] == 1 else 2 if chunks == 1 else 3
         gradients = copies * width * counts.blocks / chunks
-        # What attention and MLP start from, gathered over `tensor`, the hidden units in and out, and their gradients.
-        hidden = 2 * (self.mlp_inputs + 1) * model.ffn_size / self.mesh["tensor"]
-        activations = self.tokens * width * (4 * model.hidden_size + hidden)
-        scores = 0 if self.fused else self.tokens * self.scores * (2 * FP32 + width)
         gathered = 2 * width * counts.layer if self.mesh["fsdp"] > 1 else 0
-        return 2 * FP32 * self.table / self.mesh["fsdp"], gradients + activations + scores + gathered
+        layer = max(self._layer(stack) for stack in self.stacks)
+        return 2 * FP32 * self.table / self.mesh["fsdp"], gradients + gathered + layer + self._bias + self._experts
+
+    def _layer(self, stack: Stack) -> float:
+        """Activations and scores of a layer at work."""
+        # What attention and MLP start from, gathered over `tensor`, the hidden units in and out, and their gradients.
+        hidden = 2 * (self.mlp_inputs + 1) * self.units
+        tokens, keys = self.tokens(stack.sequence), max(stack.sequence, stack.memory)
+        activations = tokens * self.width * (4 * self.config.model.hidden_size + hidden)
+        encoded = self.tokens(stack.memory) * self.width * 2 * self.config.model.hidden_size
+        scores = 0 if self.fused else tokens * self.heads * keys * (2 * FP32 + self.width)
+        return activations + encoded + scores
+
+    @property
+    def _bias(self) -> float:
+        """The attention bias of T5's stacks, shared by their layers, and its gradient."""
+        places = sum(stack.sequence**2 for stack in self.stacks)
+        return 2 * FP32 * self.heads * places if self.config.model.positions == "relative" else 0
+
+    @property
+    def _experts(self) -> float:
+        """What the backward pass of a mixture works with (see `models.experts`)."""
+        model, width = self.config.model, self.width
+        if not model.experts:
+            return 0
+        tokens, held = self.tokens(self.stacks[-1].sequence) * self.mesh["expert"], self.counts.experts
+        rows = expert_load(model, tokens).block_rows
+        one = held / (model.experts / self.mesh["expert"])
+        # The experts' gradients as the loop over them stacks them up (over `fsdp` they are counted as gathered), and
+        # once more as they leave it. Gathered in their second dimension, the input matrices are transposed.
+        inputs = self.mlp_inputs / (self.mlp_inputs + 1) * held
+        stacked = held + (inputs if self.mesh["fsdp"] > 1 else held)
+        # What all tokens' experts start from, both ways, and fp32 sums; an expert's gradient, and a block.
+        streams = tokens * model.hidden_size * (2 * width + FP32)
+        block = rows * model.expert_size / self.mesh["tensor"] * (self.mlp_inputs + 1) * (FP32 + width)
+        return width * stacked + streams + FP32 * one + block
 
     @property
     def head(self) -> tuple[float, float]:
@@ -233,7 +288,7 @@ class _Device:
 
 def logits_bytes(config: Config, mesh: Mapping[str, int]) -> int:
     """fp32 logits [B, S, V] of a micro batch, were they held all at once; their gradient is as large again."""
-    tokens = config.train.micro_batch_size * config.data.seq_length // mesh["context"]
+    tokens = config.train.micro_batch_size * stacks(config)[-1].sequence // mesh["context"]
     return 4 * tokens * config.model.padded_vocab_size // (mesh["pipe"] * mesh["tensor"])
 
 

@@ -125,6 +125,7 @@ class Work:
     tensor: float = 0.0
     context: float = 0.0
     fsdp: float = 0.0
+    expert: float = 0.0
     pipe: float = 0.0
     flops: float = 0.0
     """That run, recomputed ones included, masked scores of fused attention not."""
@@ -143,7 +144,7 @@ class Work:
     @property
     def seconds(self) -> float:
         """All together."""
-        return self.computing + self.tensor + self.context + self.fsdp + self.pipe
+        return self.computing + self.tensor + self.context + self.fsdp + self.expert + self.pipe
 
 
 def total(works: Iterable[Work]) -> Work:

@@ -22,9 +22,10 @@ from megajax.models.sizes import parameter_count
 from megajax.planning.flops import AttentionConvention, Flops, count_flops
 from megajax.planning.hardware import Gpu, gpu_named
 from megajax.planning.layouts import divide_weights, layout_name, microbatches
-from megajax.planning.megatron import megatron_memory
+from megajax.planning.megatron import check_like_megatron, megatron_memory
 from megajax.planning.memory import GIB, StageMemory, describe_logits, logits_bytes, stage_memory
 from megajax.planning.roofline import LABELS, StepTime, step_time
+from megajax.planning.stacks import Load, balanced_load
 from megajax.planning.traffic import Sent, traffic_by_axis
 from megajax.planning.trainers import MEGAJAX, MEGATRON
 
@@ -97,6 +98,11 @@ class Plan:
         return self.time.gpu_hours(self.tokens)
 
     @property
+    def load(self) -> Load | None:
+        """What the experts of a mixture are planned with; None = no mixture."""
+        return balanced_load(self.config, self.mesh)
+
+    @property
     def verdict(self) -> str:
         """Whether it fits, in words."""
         spare = (self.limit - self.need) / GIB
@@ -152,13 +158,15 @@ class Plan:
                 }
                 for convention, flops in self.flops.items()
             },
+            "experts": self.load and self.load._asdict(),
             "communication": {axis: vars(sent) for axis, sent in self.communication.items()},
             "budget": {"tokens": self.tokens, "days": self.days, "gpu_hours": self.gpu_hours},
         }
 
     def __str__(self) -> str:
         """A table of memory, time, communication and cost."""
-        return "\n\n".join((self._title(), self._memory(), self._step(), self._communication(), self._cost()))
+        parts = (self._title(), self._memory(), self._step(), self._communication(), self._cost())
+        return "\n\n".join((*parts, *([f"experts: {self.load}"] if self.load else [])))
 
     def _title(self) -> str:
         train = self.config.train
@@ -231,25 +239,20 @@ def plan(
         tokens: budget of the whole run.
 
     Raises:
-        ConfigError: unknown GPU, a kind of model that is not planned for, or mesh, batch and model do not divide.
+        ConfigError: unknown GPU, a kind of model that Megatron-LM's accounting lacks, or mesh, batch and model do not
+            divide.
     """
     if not tokens > 0:
         raise ConfigError(f"tokens is {tokens:g}: expected more than 0")
-    unplanned = {
-        "t5": config.model.family == "t5",
-        "a mixture of experts": config.model.experts > 0,
-        "parallel.whole_heads": config.parallel.whole_heads,
-    }
-    for kind, asked in unplanned.items():
-        if asked:
-            raise ConfigError(f"{kind} cannot be planned, only models of one dense stack whose heads are cut can")
+    if like == "megatron":
+        check_like_megatron(config)
     gpu = gpu_named(gpu) if isinstance(gpu, str) else gpu
     config, mesh = on_gpus(config, gpus)
     stages = {"first": 0, "middle": mesh["pipe"] // 2, "last": mesh["pipe"] - 1}
     account = stage_memory if like == "megajax" else megatron_memory
     time = step_time(config, mesh, gpu, trainer := MEGAJAX if like == "megajax" else MEGATRON)
     batch, sequence, remat = config.train.global_batch_size, config.data.seq_length, config.train.remat
-    flops = {convention: count_flops(config.model, batch, sequence, convention) for convention in CONVENTIONS}
+    flops = {c: count_flops(config.model, batch, sequence, c, time.decoder_sequence) for c in CONVENTIONS}
     return Plan(
         config=config,
         mesh=mesh,
@@ -279,7 +282,7 @@ def on_gpus(config: Config, gpus: int | None = None) -> tuple[Config, dict[str, 
     mesh = resolve_mesh(parallel, gpus)
     config = with_vocabulary(replace(config, parallel=replace(parallel, data=mesh["data"])))
     check_config(config)
-    divide_weights(config.model, tuple(mesh[axis] for axis in AXES), config.parallel.zero)
+    divide_weights(config.model, tuple(mesh[axis] for axis in AXES), config.parallel.zero, config.parallel.whole_heads)
     return config, mesh
 
 

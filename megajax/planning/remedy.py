@@ -69,14 +69,14 @@ def _options(failed: Plan, mesh: Values) -> list[list[Values]]:
         [{"train.remat": remat} for remat in stronger],
         zero,
         chunks,
-        list(_moves(mesh, failed.gpu.link_domain)),
+        list(_moves(mesh, failed.gpu.link_domain, ("expert",) if failed.config.model.experts else ())),
     ]
     return [group for group in groups if group]
 
 
-def _moves(mesh: Values, widest: int) -> Iterator[Values]:
+def _moves(mesh: Values, widest: int, more: tuple[str, ...]) -> Iterator[Values]:
     """Meshes as large with a factor moved from one axis to another, tensor parallelism inside a node."""
-    for (source, target), factor in product(product(AXES, ("fsdp", "tensor", "pipe", "context")), MOVES):
+    for (source, target), factor in product(product(AXES, ("fsdp", "tensor", "pipe", "context", *more)), MOVES):
         if source != target and mesh[source] % factor == 0:
             sizes = {source: mesh[source] // factor, target: mesh[target] * factor}
             if sizes.get("tensor", 1) <= widest:

@@ -13,22 +13,27 @@ Letters: P stages, v chunks per stage, M microbatches, L layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megajax.config.config import Config
 from megajax.config.model import ModelConfig
-from megajax.config.parallel import AXES
+from megajax.config.parallel import AXES, REPLICAS
+from megajax.planning.cut import Cut
 from megajax.planning.flops import AttentionConvention, count_flops
 from megajax.planning.hardware import Gpu
-from megajax.planning.layer_time import (
-    Cut,
-    layer_parameters,
-    layer_work,
-    table_parameters,
-    vocabulary_work,
+from megajax.planning.layer_time import layer_work, vocabulary_work
+from megajax.planning.operations import (
+    WIDTH,
+    Work,
+    beside,
+    gather_seconds,
+    memory_seconds,
+    peak_flops,
+    send_seconds,
+    total,
 )
-from megajax.planning.operations import WIDTH, Work, beside, gather_seconds, memory_seconds, peak_flops, send_seconds
+from megajax.planning.stacks import layer_weights, stacks, table_parameters
 from megajax.planning.trainers import MEGAJAX, Trainer
 from megajax.planning.weights import MOMENTS
 
@@ -41,6 +46,7 @@ LABELS = {
     "tensor": "communication over tensor",
     "context": "communication over context",
     "fsdp": "communication over fsdp",
+    "expert": "communication over expert",
     "pipe": "communication over pipe",
     "data": "communication over data",
     "bubble": "pipeline bubble",
@@ -59,7 +65,9 @@ class StepTime:
     batch: int
     """Samples of a step."""
     sequence: int
-    """Tokens of a sample."""
+    """Tokens of a sample (t5: that the encoder sees)."""
+    decoder_sequence: int
+    """t5: tokens of a sample that the decoder sees; else 0."""
     devices: int
     peak: float
     """FLOP/s of one device, in the numbers of the blocks' matrix products."""
@@ -76,11 +84,11 @@ class StepTime:
     @property
     def tokens_per_second(self) -> float:
         """On all devices together."""
-        return self.batch * self.sequence / self.seconds
+        return self.batch * (self.sequence + self.decoder_sequence) / self.seconds
 
     def tflops(self, attention: AttentionConvention) -> float:
         """Model TFLOP/s of one device."""
-        flops = count_flops(self.model, self.batch, self.sequence, attention).model
+        flops = count_flops(self.model, self.batch, self.sequence, attention, self.decoder_sequence).model
         return flops / self.devices / self.seconds / 1e12
 
     def mfu(self, attention: AttentionConvention) -> float:
@@ -119,8 +127,9 @@ def step_time(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Traine
     Raises:
         ConfigError: the attention kernel that is asked for cannot run, or the GPU lacks the numbers.
     """
-    cut = Cut.of(config, mesh, gpu, trainer)
-    busiest, mean = _microbatch(config, mesh, cut)
+    cuts = cuts_of(config, mesh, gpu, trainer)
+    cut = cuts[-1]
+    busiest, mean = _microbatch(config, mesh, cuts)
     count = microbatch_count(config, mesh)
     work = busiest * count
     parts = {name: seconds for name, seconds in vars(work).items() if name != "flops"}
@@ -130,21 +139,28 @@ def step_time(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Traine
     parts["optimizer"] = _optimizer(config, mesh, cut)
     parts["overhead"] = STEP
     devices = math.prod(mesh.values())
+    masked = mean * (idle if trainer.scans_layers else 0)
     return StepTime(
         parts=parts,
         model=config.model,
         batch=config.train.global_batch_size,
         sequence=config.data.seq_length,
+        decoder_sequence=config.data.decoder_seq_length if config.model.family == "t5" else 0,
         devices=devices,
         peak=peak_flops(gpu, cut.products),
         executed_flops=work.flops * devices,
-        compiled_flops=work.flops + mean.flops * (idle if trainer.scans_layers else 0),
+        compiled_flops=work.flops + masked.flops,
     )
+
+
+def cuts_of(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer) -> tuple[Cut, ...]:
+    """A device's share of a layer of every stack."""
+    return tuple(Cut.of(config, mesh, gpu, trainer, stack) for stack in stacks(config))
 
 
 def microbatch_count(config: Config, mesh: Mapping[str, int]) -> float:
     """M."""
-    return config.train.global_batch_size / (config.train.micro_batch_size * mesh["data"] * mesh["fsdp"])
+    return config.train.global_batch_size / (config.train.micro_batch_size * math.prod(mesh[a] for a in REPLICAS))
 
 
 def layers_per_stage(config: Config, mesh: Mapping[str, int]) -> int:
@@ -158,8 +174,9 @@ def stride_of(mesh: Mapping[str, int], axis: str) -> int:
     return math.prod(mesh[inner] for inner in AXES[AXES.index(axis) + 1 :])
 
 
-def _microbatch(config: Config, mesh: Mapping[str, int], cut: Cut) -> tuple[Work, Work]:
+def _microbatch(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> tuple[Work, Work]:
     """Forward and backward of a microbatch on the busiest stage, and on one without embedding and head."""
+    cut, before = cuts[-1], zip(stacks(config), cuts[:-1], strict=False)
     stages, chunks, stride = mesh["pipe"], config.parallel.chunks, stride_of(mesh, "pipe")
     layers = layers_per_stage(config, mesh)
     forward, backward = layer_work(cut)
@@ -168,6 +185,7 @@ def _microbatch(config: Config, mesh: Mapping[str, int], cut: Cut) -> tuple[Work
     hides = cut.trainer.hides_neighbours and chunks > 1
     hops = Work(pipe=chunks * beside(hop, layer.seconds * layers / chunks if hides else 0))
     stage = layer * layers + hops
+    stage += total(sum(layer_work(encoder), Work()) * stack.layers for stack, encoder in before)
     shares = cut.trainer.shares_vocabulary
     vocabulary = vocabulary_work(cut, stages if shares else 1, stride)
     if shares or stages == 1:
@@ -179,9 +197,14 @@ def _microbatch(config: Config, mesh: Mapping[str, int], cut: Cut) -> tuple[Work
 
 def weights_in_step(config: Config, mesh: Mapping[str, int], trainer: Trainer) -> float:
     """Weights of a device of the fullest stage, as it holds them during a step."""
-    tables = table_parameters(config.model) / (mesh["pipe"] if trainer.shares_vocabulary else 1)
-    blocks = layer_parameters(config.model) * layers_per_stage(config, mesh)
-    return (blocks + tables) / (mesh["tensor"] * mesh["fsdp"])
+    model, tensor = config.model, mesh["tensor"]
+    tables = table_parameters(model) / (mesh["pipe"] if trainer.shares_vocabulary else 1)
+    blocks = 0.0
+    for number, stack in enumerate(reversed(stacks(config))):
+        layers = stack.layers if number else layers_per_stage(config, mesh)
+        weights = layer_weights(model, crossed=stack.memory > 0)
+        blocks += layers * weights.on_device(tensor, mesh["expert"], config.parallel.whole_heads)
+    return (blocks + tables / tensor) / mesh["fsdp"]
 
 
 def _over_data(config: Config, mesh: Mapping[str, int], cut: Cut, microbatch: Work) -> float:

@@ -127,6 +127,14 @@ SCHEMA: Schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _
         hfu=_number("executed FLOPs over the dense peak"),
     ),
     flops=_keys("by attention convention: all scores, or those that a causal mask leaves", full=_FLOPS, causal=_FLOPS),
+    experts=_or_null(
+        _keys(
+            "what each expert of a mixture does for a microbatch, the load being balanced; null = no mixture",
+            tokens=_number("assignments"),
+            blocks=_count("that it computes"),
+            block_rows=_count("of a block"),
+        )
+    ),
     communication=_map(
         "by mesh axis",
         _keys(

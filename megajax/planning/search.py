@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Literal
 
 from megajax.config import Config, ConfigError, ParallelConfig
-from megajax.config.parallel import fit_vocabulary
+from megajax.config.parallel import REPLICAS, fit_vocabulary
 from megajax.planning.hardware import Gpu
 from megajax.planning.layouts import layouts_on, legality, meshes
 from megajax.planning.memory import GIB, heaviest
@@ -80,7 +80,7 @@ def _layouts(config: Config, mesh: Mapping[str, int], is_legal: Callable[[Config
         return
     if not is_legal(config):  # then nothing is that asks for more
         return
-    samples = config.train.global_batch_size // (mesh["data"] * mesh["fsdp"])
+    samples = config.train.global_batch_size // math.prod(mesh[axis] for axis in REPLICAS)
     for size in MICRO_BATCHES:
         if samples % size == 0:
             sized = replace(config, train=replace(train, micro_batch_size=size))

@@ -9,16 +9,16 @@ Letters: T tokens of a micro batch on a device, D embed; P stages, v chunks per 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from megajax.config import Config
-from megajax.config.train import ACTIVATION_NAMES
+from megajax.planning.cut import LAST, Cut, products
 from megajax.planning.hardware import Gpu
-from megajax.planning.layer_time import Cut, layer_parameters, products
 from megajax.planning.operations import WIDTH
-from megajax.planning.roofline import StepTime, layers_per_stage, microbatch_count, stride_of, weights_in_step
+from megajax.planning.roofline import StepTime, cuts_of, layers_per_stage, microbatch_count, stride_of, weights_in_step
+from megajax.planning.stacks import head_matrices, lookups, stacks
 from megajax.planning.trainers import Trainer
 
 
@@ -46,7 +46,7 @@ def traffic_by_axis(
         trainer: which program.
         time: of its step.
     """
-    sizes = _sizes(config, mesh, Cut.of(config, mesh, gpu, trainer))
+    sizes = _sizes(config, mesh, cuts_of(config, mesh, gpu, trainer))
     return {
         axis: Sent(
             bytes=size,
@@ -58,32 +58,96 @@ def traffic_by_axis(
     }
 
 
-def _sizes(config: Config, mesh: Mapping[str, int], cut: Cut) -> dict[str, float]:
-    model, trainer, stages, chunks = cut.model, cut.trainer, mesh["pipe"], config.parallel.chunks
+def _sizes(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> dict[str, float]:
+    cut, trainer, stages, chunks = cuts[-1], cuts[-1].trainer, mesh["pipe"], config.parallel.chunks
     count = microbatch_count(config, mesh)
     idle = (stages - 1) / chunks if trainer.scans_layers else 0  # of a microbatch, in each direction
-    layers = layers_per_stage(config, mesh) * (count + idle)
-    width, shares = WIDTH[cut.numbers], stages if trainer.shares_vocabulary else 1
-    weights = width * layer_parameters(model) / cut.tensor
-    tables = 2 * model.padded_vocab_size * model.hidden_size / (cut.tensor * shares)
-    keys = 2 * width * cut.samples * cut.sequence * model.kv_heads * model.head_size / cut.tensor
-    # Gathered forward and backward and their gradients scattered, or round a ring: forward, backward, gradients.
-    travelling = 3 * keys * ((cut.context - 1) / cut.context if cut.kernel == "ring" or not trainer.scans_layers else 1)
-    over_context = layers * (travelling + weights * trainer.scans_layers) + count * 4 * tables * trainer.scans_layers
+    layers = [stack.layers for stack in stacks(config)[:-1]] + [layers_per_stage(config, mesh)]
+    runs = [number * (count + idle) for number in layers]
+    each = [_of_layer(cut) for cut in cuts]
+    sent = {axis: sum(run * sizes[axis] for run, sizes in zip(runs, each, strict=True)) for axis in each[0]}
+    outside = _outside(config, mesh, cuts)
     held = weights_in_step(config, mesh, trainer)
-    over_data = trainer.gradient_bytes + (width if config.parallel.zero else 0)
+    over_data = trainer.gradient_bytes + (WIDTH[cut.numbers] if config.parallel.zero else 0)
     vocabulary = 4 * cut.residual * count if trainer.shares_vocabulary and stages > 1 else 0
     return {
-        "tensor": layers * _borders(cut) * cut.stream + (4 if cut.sequence_parallel else 2) * count * cut.stream,
-        "context": over_context,
-        "fsdp": layers * 3 * weights + count * (width + 4) * tables,
+        **{axis: sent[axis] + outside[axis] for axis in sent},
         "pipe": 2 * (count * chunks + (stages - 1) * trainer.scans_layers) * cut.residual + vocabulary,
         "data": over_data * held,
     }
 
 
-def _borders(cut: Cut) -> int:
-    """Gathers and scatters of the residual stream in a layer, without sequence parallelism all-reduces."""
-    kept = {"none": ACTIVATION_NAMES, "selective": ACTIVATION_NAMES, "full": ()}.get(str(cut.remat), cut.remat)
-    leaves = sum(not product.enters and product.makes not in (*kept, "output") for product in products(cut))
-    return (10 if cut.sequence_parallel else 4) + leaves
+def _of_layer(cut: Cut) -> dict[str, float]:
+    """Of one layer and microbatch, forward and backward."""
+    model, width, scans = cut.model, WIDTH[cut.numbers], cut.trainer.scans_layers
+    weights = width * cut.held
+    keys = 2 * width * cut.samples * cut.sequence * cut.kv_heads * model.head_size
+    # Gathered forward and backward and their gradients scattered, or round a ring: forward, backward, gradients.
+    travelling = 3 * keys * ((cut.context - 1) / cut.context if cut.kernel == "ring" or not scans else 1)
+    sent = {
+        "tensor": _borders(cut),
+        "context": travelling + weights / cut.fsdp * scans,
+        "fsdp": 3 * weights,
+        "expert": width * cut.weights.replicated_over_expert(cut.tensor, cut.whole_heads) / cut.fsdp * scans,
+    }
+    if model.experts:
+        # Inputs gathered twice and their cotangents once, outputs scattered and gradients too; so are the numbers of
+        # the chosen experts, and their shares, of which alone there is a gradient.
+        chosen = 5 * 4 * cut.tokens * model.experts_per_token
+        sent["tensor"] += (5 * cut.stream + chosen) if cut.sequence_parallel else 2 * cut.stream
+        sent["tensor"] += width * model.hidden_size * model.experts * scans
+        sent["expert"] += cut.expert * (5 * cut.stream + chosen)
+    return sent
+
+
+def _borders(cut: Cut) -> float:
+    """Gathers and scatters of the residual stream around a layer's products; all-reduces without sequence parallelism.
+
+    What enters is gathered forward and, for the gradient of the weights, backward, where its own gradient is scattered;
+    what leaves is scattered forward and its gradient gathered. Around whole heads no activation is summed. What the
+    encoder made is gathered once for all layers (see `_outside`).
+    """
+    sent = 0.0
+    for product in products(cut):
+        stream = cut.stream * product.rows / cut.tokens
+        if product.whole:  # the input is gathered, or the output's gradient; and the gradient of the weights summed
+            ways = int(cut.sequence_parallel)
+            sent += WIDTH[cut.numbers] * product.k * product.n / cut.fsdp * cut.sequence_parallel
+        elif product.enters:
+            ways = (1 if product.encoded else 3) if cut.sequence_parallel else 1
+        else:
+            again = cut.remat != "none" and product.makes not in (*cut.kept, LAST)
+            ways = (2 if cut.sequence_parallel else 1) + again
+        sent += ways * stream
+    return sent
+
+
+def _outside(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> dict[str, float]:
+    """Of embedding and head, in a step.
+
+    On a single stage a tied table is gathered once for all its uses, and what is only summed, and added to the sums of
+    the step as it is, is summed once a step.
+    """
+    cut, model, stages = cuts[-1], config.model, mesh["pipe"]
+    width, scans, count = WIDTH[cut.numbers], cut.trainer.scans_layers, microbatch_count(config, mesh)
+    table = (
+        model.padded_vocab_size * model.hidden_size / (cut.tensor * (stages if cut.trainer.shares_vocabulary else 1))
+    )
+    uses = lookups(model) + 1
+    gathers = 2 - model.tied_head if stages == 1 and scans else uses
+    places = model.position_rows if model.positions == "learned" else 0
+    square = model.hidden_size**2
+    positions = places * model.hidden_size / (1 if places % cut.tensor else cut.tensor)
+    sums = 4 * (uses * table + positions) / mesh["fsdp"] * (1 if stages == 1 else count) * scans
+    tables = (width * gathers + 4 * uses) * table + (width + 4) * positions
+    matrices = head_matrices(model)
+    transform = width * square * (matrices > 0) * (1 if stages == 1 else count) / mesh["fsdp"]
+    streams = sum(cut.stream for cut in cuts) + cut.stream  # looked up, and the head's
+    memory = sum(cut.stream for cut in cuts[:-1])
+    return {
+        "tensor": count * ((2 * streams + memory) if cut.sequence_parallel else streams)
+        + transform * cut.sequence_parallel * scans,
+        "context": sums,
+        "fsdp": count * (tables + 2 * width * matrices * square),
+        "expert": sums,
+    }

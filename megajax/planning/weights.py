@@ -44,7 +44,9 @@ class Counts(NamedTuple):
     blocks: float
     """Those of the blocks."""
     layer: float
-    """Weights of one layer, gathered over `fsdp`."""
+    """Weights of one layer, gathered over `fsdp` (t5: of the decoder)."""
+    experts: float
+    """Those of them that are a mixture's experts."""
 
 
 def model_leaves(model: ModelConfig) -> tuple[Leaf, ...]:
@@ -60,16 +62,16 @@ def count_weights(config: Config, mesh: Mapping[str, int]) -> Counts:
         mesh: size of every axis.
     """
     parallel, sizes = config.parallel, tuple(mesh[axis] for axis in AXES)
-    return _count(config.model, sizes, parallel.sequence_parallel, parallel.zero, config.optim.name)
+    return _count(config.model, sizes, parallel.whole_heads, parallel.zero, config.optim.name)
 
 
 @lru_cache(maxsize=2**14)  # a search asks for every micro batch and recomputation
 def _count(
-    model: ModelConfig, sizes: tuple[int, ...], sequence_parallel: bool, zero: Literal[0, 1], optimizer: str
+    model: ModelConfig, sizes: tuple[int, ...], whole_heads: bool, zero: Literal[0, 1], optimizer: str
 ) -> Counts:
     abstract = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    rules = Rules.of(abstract, ParallelConfig(sequence_parallel=sequence_parallel, zero=zero), model)
-    at_rest = moments = step = blocks = layers = 0.0
+    rules = Rules.of(abstract, ParallelConfig(whole_heads=whole_heads, zero=zero), model)
+    at_rest = moments = step = blocks = layers = experts = 0.0
     for leaf in model_leaves(model):
         size = leaf.size * (model.padded_vocab_size if "vocab" in leaf.axes else 1)
         named = [rules.rule(axis) for axis in leaf.axes]
@@ -80,8 +82,11 @@ def _count(
         step += during
         if "layers" in leaf.axes:
             blocks += during
-            layers += size / rules.size(*(axis for rule in named for axis in rule.in_compute))
-    return Counts(at_rest, moments, step, blocks, layers * sizes[AXES.index("pipe")] / model.num_layers)
+            gathered = size / rules.size(*cuts - {"data", "fsdp"})
+            layers += gathered * leaf.name.startswith("blocks.")
+            experts += gathered * ("experts" in leaf.axes)
+    here = model.num_layers / sizes[AXES.index("pipe")]  # layers of a stage
+    return Counts(at_rest, moments, step, blocks, layers / here, experts / here)
 
 
 @lru_cache(maxsize=32)

@@ -25,6 +25,8 @@ from megajax.training.run_directory import RunDirectory
 
 ATTENTION_FLOPS: Literal["full", "causal"] = "causal"
 """Convention of the model FLOPs: Megatron-LM's since core 0.12."""
+ATTENTION = {"gpt": "causal", "bert": "full", "t5": "full, in the decoder causal"}
+"""What it comes to by model family: who looks both ways is charged for all scores."""
 
 
 def throughput_of(config: Config, mesh: Mesh) -> Throughput:
@@ -35,7 +37,7 @@ def throughput_of(config: Config, mesh: Mesh) -> Throughput:
         flops_per_sample=count_flops(config.model, 1, config.data.seq_length, ATTENTION_FLOPS, decoder).model,
         tokens_per_sample=config.data.seq_length + decoder,
         devices=mesh.size,
-        attention=ATTENTION_FLOPS,
+        attention=ATTENTION[config.model.family],
         peak_flops=peak.flops,
         peak_label=peak.label,
     )

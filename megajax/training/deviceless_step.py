@@ -28,7 +28,6 @@ from megajax.config.cli import entry_point
 from megajax.config.gpu_settings import compiler_options, gpu_type
 from megajax.config.parallel import AXES
 from megajax.data.batch import batch_arrays
-from megajax.models.experts import block_rows
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh, simulate_devices
 from megajax.parallel.rules import Rules
@@ -38,6 +37,7 @@ from megajax.planning.compiled_flops import executed_flops
 from megajax.planning.deviceless import gpu_topology, has_compiler
 from megajax.planning.layouts import microbatches
 from megajax.planning.plan import Plan
+from megajax.planning.stacks import balanced_load
 from megajax.training.schedule import Schedule
 from megajax.training.step import batch_shardings, build_init, build_train_step
 
@@ -156,6 +156,7 @@ def main(argv: list[str]) -> None:
         sizes[kind] += record.count * record.bytes
     device = compiled.rules.mesh.devices.flat[0]
     simulated = device.platform == "cpu"
+    load = balanced_load(config, _mesh(config))
     answer = {
         "target": SIMULATED if simulated else device.device_kind,
         "memory": {
@@ -165,7 +166,7 @@ def main(argv: list[str]) -> None:
             "code": plan.generated_code_size_in_bytes,
         },
         "sends": [(*kind, counts[kind], sizes[kind]) for kind in counts],
-        "flops": None if simulated else executed_flops(compiled.step, _expert_blocks(config)),
+        "flops": None if simulated else executed_flops(compiled.step, load and load.blocks),
         "unused": unused_inputs(compiled),
         "seconds": compiled.seconds,
         "host_bytes": 1024 * max(getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN)),
@@ -182,15 +183,6 @@ def unused_inputs(compiled: CompiledStep) -> list[str]:
         for tree in (given, kept)
     ]
     return [name for name in names[0] if name not in set(names[1])]
-
-
-def _expert_blocks(config: Config) -> int | None:
-    """Blocks of rows that every expert of a mixture works through if all are used alike; None without a mixture."""
-    model, train, parallel = config.model, config.train, config.parallel
-    if not model.experts:
-        return None
-    tokens = train.micro_batch_size * config.data.seq_length * parallel.expert // parallel.context
-    return math.ceil(tokens * model.experts_per_token / model.experts / block_rows(tokens, model))
 
 
 def _simulate(config: Config) -> CompiledStep:

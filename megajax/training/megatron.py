@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,7 @@ from megajax.checkpoint.imported import ParamsWriter
 from megajax.checkpoint.megatron.arguments import read_architecture
 from megajax.checkpoint.megatron.read import is_bert, open_checkpoint, pieces, shapes
 from megajax.config import Config, ConfigError, TokenizerConfig, check_config, dump_config, load_config
-from megajax.config.keys import MEGATRON_TOKENIZERS
 from megajax.config.load import dump_run
-from megajax.config.yaml_text import yaml_text
 from megajax.data.prepare import own_tokenizer
 from megajax.data.tokenizers import build_tokenizer
 from megajax.training.huggingface import staged_directory
@@ -45,7 +42,7 @@ def import_megatron(source: Path, out: Path, words: Sequence[str] = (), ignored:
         given = Config(output_dir=str(out), model=model, tokenizer=ids)
         file = staged / "config.yaml"
         file.write_text(dump_config(given), encoding="utf-8")
-        length = min(getattr(files.args, "seq_length", None) or model.max_positions, model.max_positions)
+        length = min(getattr(files.args, "seq_length", model.max_positions), model.max_positions)
         config = load_config(file, [f"data.seq_length={length}", *words]).config
         config = replace(config, tokenizer=own_tokenizer(config.tokenizer, staged))
         tokenizer = build_tokenizer(config.tokenizer)
@@ -55,8 +52,6 @@ def import_megatron(source: Path, out: Path, words: Sequence[str] = (), ignored:
         check_config(config)
         file.write_text(dump_run(config, staged), encoding="utf-8")
         RunDirectory(staged).identify()
-        if config.tokenizer.type == "null" and (theirs := _tokenizer(files.args)):
-            log.warning("its ids are those of a tokenizer that the run does not have: import with %s", theirs)
         log.info("%d of %d rows of the vocabulary count; the optimizer's state is left behind", size, rows)
         kind = getattr(files.args, "moe_router_load_balancing_type", "aux_loss")
         if model.balance_loss and kind != "seq_aux_loss":
@@ -69,13 +64,3 @@ def import_megatron(source: Path, out: Path, words: Sequence[str] = (), ignored:
         for name, index, value in pieces(files, architecture._replace(model=stored)):
             writer.put(name, index, value)
         writer.finish({"consumed_samples": 0, "tokenizer": tokenizer.identity, "imported": "megatron"})
-
-
-def _tokenizer(args: Namespace) -> str:
-    """The tokenizer of a checkpoint as words of a command line; empty if it had none, or one that is not known here."""
-    values = MEGATRON_TOKENIZERS.get(getattr(args, "tokenizer_type", None) or "", {"type": "null"})
-    if values["type"] == "null":
-        return ""
-    keys = {"model": "tokenizer_model", "vocab": "vocab_file", "merges": "merge_file", "extra_ids": "vocab_extra_ids"}
-    given = {key: found for key, name in keys.items() if (found := getattr(args, name, None))}
-    return " ".join(f"tokenizer.{key}={yaml_text(value)}" for key, value in (values | given).items())

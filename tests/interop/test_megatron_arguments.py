@@ -180,13 +180,3 @@ def test_t5_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     source = save(tmp_path / "megatron", GPT, tensors | more)
     assert main(["import", str(source), "--out", str(tmp_path / "run"), "tokenizer.vocab_size=31"]) == 2
     assert "cross_attention.linear_q.weight, which has no counterpart here: of T5" in capsys.readouterr().err
-
-
-def test_the_tokenizer_of_a_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The run that is made has none: its ids mean nothing until the right one is given."""
-    its = {"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "/models/llama.model", "vocab_extra_ids": 0}
-    for args, named in ((GPT | its, True), (GPT | {"tokenizer_type": "NullTokenizer"}, False), (GPT, False)):
-        source = save(tmp_path / f"megatron{len(args)}", args, reference.random_tensors(GPT))
-        assert main(["import", str(source), "--out", str(tmp_path / f"run{len(args)}"), "tokenizer.vocab_size=31"]) == 0
-        words = "import with tokenizer.type=sentencepiece tokenizer.bos=true tokenizer.model=/models/llama.model\n"
-        assert (words in capsys.readouterr().err) == named

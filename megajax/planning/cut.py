@@ -1,0 +1,278 @@
+"""One device's share of a layer: its matrix products and attention cores.
+
+A layer is four matrix products, with the attention core between the first two; where it looks at an encoder as well,
+four more and another core. At each of them the residual stream enters or leaves the tensor-parallel region (2205.05198,
+figure 5). A mixture's experts stand in the place of the last two products, next to those of the shared MLP.
+
+Shapes: B samples of a micro batch, S sequence, T = B S / context tokens of a device, D embed, N heads, K kv heads,
+H head dim, F mlp, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from megajax.config.config import Config
+from megajax.config.model import ModelConfig
+from megajax.config.train import ACTIVATION_NAMES
+from megajax.data.batch import batch_arrays
+from megajax.parallel.kernels import choose_attention
+from megajax.planning.hardware import Gpu
+from megajax.planning.memory import saved_per_layer
+from megajax.planning.operations import WIDTH, Numbers, Work, gather_seconds, memory_seconds
+from megajax.planning.stacks import LayerWeights, Stack, expert_load, layer_weights
+from megajax.planning.trainers import Trainer
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One device's share of a layer and how it is computed. Layouts that have it in common share its time."""
+
+    model: ModelConfig
+    gpu: Gpu
+    trainer: Trainer
+    samples: int
+    """B."""
+    sequence: int
+    """S."""
+    encoded: int
+    """Tokens of a sample of the encoder's output that the layer looks at; 0 = none."""
+    tensor: int
+    context: int
+    expert: int
+    fsdp: int
+    sequence_parallel: bool
+    whole_heads: bool
+    remat: str | tuple[str, ...]
+    kernel: str
+    """Of the attention: "cudnn" is fused, others pass the scores through memory."""
+    numbers: Numbers
+    """Of activations."""
+    copied: float
+    """Bytes that are copied in each direction to save a layer's activations."""
+
+    @classmethod
+    def of(cls, config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer, stack: Stack) -> Cut:
+        """That of a configuration with a known vocabulary on a mesh, in one of its stacks."""
+        copied = 0.0
+        if trainer.scans_layers:
+            kernel = choose_attention(config, "gpu", batch_arrays(config.model, config.data)).name
+            copied = _copied(config, mesh, stack)
+        else:
+            kernel = "xla" if config.train.attention == "xla" else "cudnn"
+        return cls(
+            model=config.model,
+            gpu=gpu,
+            trainer=trainer,
+            samples=config.train.micro_batch_size,
+            sequence=stack.sequence,
+            encoded=stack.memory,
+            tensor=mesh["tensor"],
+            context=mesh["context"],
+            expert=mesh["expert"],
+            fsdp=mesh["fsdp"],
+            sequence_parallel=config.parallel.sequence_parallel,
+            whole_heads=config.parallel.whole_heads,
+            remat=config.train.remat,
+            kernel=kernel,
+            numbers="fp32" if config.train.precision == "fp32" else "half",
+            copied=copied,
+        )
+
+    @property
+    def tokens(self) -> float:
+        """T."""
+        return self.samples * self.sequence / self.context
+
+    @property
+    def own_tokens(self) -> float:
+        """Those whose residual stream lies on this device."""
+        return self.tokens / (self.tensor if self.sequence_parallel else 1)
+
+    @property
+    def stream(self) -> float:
+        """Bytes of the residual stream [T, D], whole over `tensor`."""
+        return WIDTH[self.numbers] * self.tokens * self.model.hidden_size
+
+    @property
+    def residual(self) -> float:
+        """Bytes of it on this device."""
+        return self.stream / (self.tensor if self.sequence_parallel else 1)
+
+    @property
+    def products(self) -> Numbers:
+        """Numbers that the blocks' matrix products take."""
+        return "fp8" if self.trainer.fp8 else self.numbers
+
+    @property
+    def heads(self) -> float:
+        """N on this device."""
+        return self.model.num_heads / (1 if self.whole_heads else self.tensor)
+
+    @property
+    def kv_heads(self) -> float:
+        """K on this device."""
+        return self.model.kv_heads / (1 if self.whole_heads else self.tensor)
+
+    @property
+    def weights(self) -> LayerWeights:
+        """Of the layer, on all devices."""
+        return layer_weights(self.model, crossed=self.encoded > 0)
+
+    @property
+    def held(self) -> float:
+        """Weights of the layer that this device computes with."""
+        return self.weights.on_device(self.tensor, self.expert, self.whole_heads)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of the activations that are not computed again."""
+        if isinstance(self.remat, tuple):
+            return self.remat
+        return () if self.remat == "full" else ACTIVATION_NAMES
+
+    def border(self, stream: float) -> float:
+        """Seconds of a gather or scatter of a residual stream, of so many bytes, over `tensor`."""
+        return gather_seconds(self.gpu, stream, self.tensor, 1)
+
+    def memory(self, size: float) -> Work:
+        """Reading and writing `size` bytes."""
+        return Work(memory=memory_seconds(self.gpu, size))
+
+
+def _copied(config: Config, mesh: Mapping[str, int], stack: Stack) -> float:
+    """Bytes read and written to put a layer's activations into the stack of all layers, or to take them out again.
+
+    What a matrix product or an attention kernel makes or takes, which is what has a name, is copied; anything else is
+    computed in its place. With stages, all of it goes through the ring as well.
+    """
+    saved = named = saved_per_layer(config, mesh, stack)
+    if config.train.remat == "none":
+        named = saved_per_layer(replace(config, train=replace(config.train, remat="selective")), mesh, stack)
+    return (saved + named) * (1 if mesh["pipe"] == 1 else 2)
+
+
+LAST = "output"
+"""What the last product of a layer makes if norms come first: no backward pass needs it."""
+
+
+class Product(NamedTuple):
+    """A matrix product [rows, k] x [k, n] of the forward pass and the elementwise operations around it."""
+
+    makes: str
+    """Name of the activation that it ends in."""
+    enters: bool
+    """Whether its input is gathered over `tensor`; otherwise its output is scattered."""
+    k: float
+    n: float
+    traffic: float
+    """Bytes of the elementwise operations."""
+    rows: float
+    """T, or tokens of the encoder."""
+    whole: bool = False
+    """Whether no device along `tensor` has a part of the matrix (`parallel.whole_heads`)."""
+    encoded: bool = False
+    """Whether its input is the encoder's output, which all layers share: gathered once for them."""
+
+
+class Rows(NamedTuple):
+    """Rows of the three matrix products that a device computes for one of the model."""
+
+    forward: float
+    of_input: float
+    """Gradient of the input."""
+    of_weights: float
+    """Gradient of the weights."""
+
+
+def rows_of(cut: Cut, product: Product) -> Rows:
+    """All of them, but where heads are whole and tokens spread over `tensor`: what is cut there is not computed whole.
+
+    Queries, keys and values are made of all tokens, and the gradient of what attention gave; the rest is each device's
+    own tokens, so that the gradients of these weights are summed over `tensor`.
+    """
+    rows = product.rows
+    if not (product.whole and cut.sequence_parallel):
+        return Rows(rows, rows, rows)
+    own = rows / cut.tensor
+    return Rows(rows, own, own) if product.enters else Rows(own, rows, own)
+
+
+def products(cut: Cut) -> tuple[Product, ...]:
+    """Those of a layer, in order, but for the experts of a mixture."""
+    model, T, D, width = cut.model, cut.tokens, cut.model.hidden_size, WIDTH[cut.numbers]
+    q, kv = cut.heads * model.head_size, cut.kv_heads * model.head_size
+    norm, add = 2 * cut.residual, 3 * cut.residual
+    rotate = 2 * width * T * (q + kv) if model.positions == "rope" else 0
+    cast = 3 * T if cut.trainer.fp8 else 0  # per input: read 16 bits, write 8
+    made = [
+        Product("qkv", True, D, q + 2 * kv, norm + rotate + cast * D, T, cut.whole_heads),
+        Product("attention_residual", False, q, D, add + cast * q, T, cut.whole_heads),
+    ]
+    if cut.encoded:
+        encoded = cut.samples * cut.encoded / cut.context
+        made += [
+            Product("qkv", True, D, q, norm, T, cut.whole_heads),
+            Product("qkv", True, D, 2 * q, 0, encoded, cut.whole_heads, encoded=True),
+            Product("attention_residual", False, q, D, add, T, cut.whole_heads),
+        ]
+    units = model.shared_ffn_size if model.experts else model.ffn_size
+    if not units:
+        return tuple(made)
+    F, gates = units / cut.tensor, 2 if model.gated else 1
+    activate = width * T * (gates + 1) * F
+    last = "mlp_residual" if model.norm_placement == "post" else LAST
+    return (
+        *made,
+        Product("mlp_hidden", True, D, gates * F, norm + cast * D, T),
+        Product(last, False, F, D, activate + add + cast * F, T),
+    )
+
+
+class Core(NamedTuple):
+    """Scores of queries and keys, softmax, and weighted sum of the values, on one device."""
+
+    scores: float
+    keys: int
+    """Of a query."""
+    bias: float
+    """FLOPs of the bias of every distance (T5), as a product with one-hot rows."""
+
+
+def cores(cut: Cut) -> tuple[Core, ...]:
+    """Those of a layer, in order."""
+    relative = cut.model.positions == "relative"
+    bias = 2 * cut.sequence**2 * cut.model.relative_buckets * cut.heads if relative else 0
+    own = Core(cut.tokens * cut.sequence * cut.heads, cut.sequence, bias)
+    return (own, Core(cut.tokens * cut.encoded * cut.heads, cut.encoded, 0)) if cut.encoded else (own,)
+
+
+class Experts(NamedTuple):
+    """The experts of a mixture on one device, for a microbatch whose load is balanced."""
+
+    number: float
+    """Of experts."""
+    blocks: int
+    """That each of them works through."""
+    rows: int
+    """R, of a block."""
+    units: float
+    """F of this device."""
+    tokens: float
+    """That they see: those of all devices along `expert`."""
+
+    @property
+    def matrices(self) -> float:
+        """Blocks of all experts."""
+        return self.number * self.blocks
+
+
+def experts(cut: Cut) -> Experts | None:
+    """Those of a layer, if it is a mixture."""
+    model, tokens = cut.model, cut.tokens * cut.expert
+    if not model.experts:
+        return None
+    load = expert_load(model, tokens)
+    return Experts(model.experts / cut.expert, load.blocks, load.block_rows, model.expert_size / cut.tensor, tokens)

@@ -1,0 +1,233 @@
+"""Plans of mixtures, BERT, T5 and whole heads: numbers by hand, and what the compiled step says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import prod
+
+import jax
+import pytest
+from jsonschema import Draft202012Validator
+
+from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from megajax.config.parallel import AXES
+from megajax.plan import main
+from megajax.planning.collectives import collectives
+from megajax.planning.explain import causes
+from megajax.planning.memory import saved_per_layer
+from megajax.planning.plan import Plan, plan
+from megajax.planning.report import html_report
+from megajax.planning.schema import SCHEMA
+from megajax.planning.traced_flops import matmul_flops
+from megajax.show import sharding_of
+from megajax.training.deviceless_step import abstract_step, compile_step
+
+D, F, N, H, V, L, S, T, B = 64, 96, 4, 16, 512, 3, 64, 32, 2
+"""T: tokens that T5's decoder sees; B: samples of a micro batch."""
+SHAPE = ModelConfig(
+    num_layers=L, hidden_size=D, num_heads=N, ffn_hidden_size=F, max_positions=S, vocab_size=V, bias=False
+)
+MIXTURE = replace(SHAPE, positions="rope", activation="swiglu", experts=8, experts_per_token=2, tied_head=False)
+SHARED = replace(MIXTURE, shared_ffn_size=32, shared_gate=True)
+BERT = replace(SHAPE, family="bert", token_types=2, pair_task=True, bias=True)
+T5 = replace(SHAPE, family="t5", encoder_layers=2, positions="relative")
+
+
+def configured(model: ModelConfig, remat: str = "selective", micro: int = B, **parallel: int | bool) -> Config:
+    """Two microbatches."""
+    layout = ParallelConfig(**({"data": 1} | parallel))
+    replicas = layout.fsdp * layout.expert * layout.data
+    train = TrainConfig(steps=1, global_batch_size=2 * micro * replicas, micro_batch_size=micro, remat=remat)
+    return Config(
+        model=model,
+        data=DataConfig(seq_length=S, decoder_seq_length=T) if model.family == "t5" else DataConfig(seq_length=S),
+        train=train,
+        parallel=layout,
+    )
+
+
+@cache
+def planned(model: ModelConfig, remat: str = "selective", **parallel: int | bool) -> Plan:
+    return plan(configured(model, remat, **parallel))
+
+
+def sent(whole: Plan) -> dict[str, float]:
+    return {axis: communication.bytes for axis, communication in whole.communication.items()}
+
+
+# By hand: fp32, so 4 bytes a number
+
+
+def test_what_a_mixture_sends_over_expert_and_tensor():
+    """Expert 4 x tensor 2, M = 2: the experts of a device see 4 x 2 samples, each token once.
+
+    Over `expert` a layer gathers its input twice and a cotangent once, scatters an output and a gradient; with them go
+    the numbers and the shares of the 2 experts of a token (the gradient of the shares alone comes back). All that is no
+    expert's (attention and router; norms with them) is summed for every microbatch, the two tables once a step.
+    """
+    tokens = B * S
+    stream, chosen = 4 * tokens * D, 5 * 4 * tokens * 2
+    attention = (4 * D + 4 * D * N * H) / 2  # LayerNorms
+    tables = 2 * V * D / 2
+    assert sent(planned(MIXTURE, expert=4, tensor=2)) == {
+        "expert": 2 * L * (4 * (5 * stream + chosen) + 4 * (attention + 8 * D)) + 4 * tables,
+        "tensor": 2 * L * (10 * stream + chosen + 4 * 8 * D) + 2 * 4 * stream,
+    }
+
+
+def test_an_expert_works_through_whole_blocks():
+    """300 tokens each of 1,200 that choose 2 of 8, in blocks of 128 rows: 3 blocks, 384 rows. Forward 3 products of
+    D x F, backward 6 and the first 2 again."""
+    config = replace(configured(MIXTURE, "none", micro=1), data=DataConfig(seq_length=1200))
+    config = replace(config, model=replace(MIXTURE, max_positions=1200), train=replace(config.train, attention="xla"))
+    whole = plan(config)
+    assert whole.load == (300, 3, 128)
+    experts = 8 * 384 * 2 * D * F * (3 + 6 + 2)
+    router = 3 * 2 * 1200 * D * 8
+    attention = 3 * (2 * 1200 * 4 * D * N * H + 4 * 1200 * 1200 * N * H)
+    head = 3 * 2 * 1200 * D * V
+    assert whole.time.compiled_flops == 2 * (L * (experts + router + attention) + head)
+    assert "balanced load: 300 tokens each in a microbatch, computed in 3 blocks of 128 rows (28% padding)" in str(
+        whole
+    )
+    assert "forward once more in the backward pass, whatever train.remat is" in str(whole)
+
+
+def test_a_layer_of_a_mixture_keeps_no_hidden_units():
+    """Block input, what follows the attention, q, k and v, and what the attention gave."""
+    config, one = configured(MIXTURE), dict.fromkeys(AXES, 1)
+    assert saved_per_layer(config, one) == 4 * B * S * (2 * D + 3 * N * H + N * H)
+    shared = saved_per_layer(configured(SHARED), one) - saved_per_layer(config, one)
+    assert shared == 4 * B * S * 2 * 32
+
+
+def test_what_t5_sends():
+    """Tensor 2 x fsdp 2. The decoder's layer has six borders instead of four; what the encoder made is gathered once,
+    and its gradient scattered in every layer."""
+    encoder, decoder = 4 * B * S * D, 4 * B * T * D
+    layer = (2 * D + 4 * D * N * H + 2 * D * F) / 2
+    crossing = (2 * D * N * H + 2 * D * N * H + D) / 2 + D / 2 + 0  # LayerNorm: D more
+    weights = 2 * layer + 3 * (layer + crossing)
+    weights += (2 * 2 * D + 3 * 2 * D) / 2  # the shifts of the norms
+    table = V * D / 2
+    found = sent(planned(T5, tensor=2, fsdp=2))
+    assert found["tensor"] == 2 * (2 * 10 * encoder + L * (15 * decoder + encoder) + 4 * decoder + 3 * encoder)
+    assert found["fsdp"] == pytest.approx(2 * (3 * 4 * weights + (1 * 4 + 3 * 4) * table), rel=1e-3)
+
+
+def test_what_bert_sends():
+    """Tensor 2 x fsdp 2: tables of words and places, and two [D, D] matrices of the heads, whole over `tensor`."""
+    stream = 4 * B * S * D
+    layer = 4 * D * N * H + 2 * D * F
+    vectors = 4 * D + 3 * N * H + D + F + D
+    found = sent(planned(BERT, tensor=2, fsdp=2))
+    assert found["tensor"] == 2 * (10 * L + 4) * stream + 4 * D * D / 2
+    tables = (4 + 2 * 4) * V * D / 2 + (4 + 4) * S * D / 2
+    assert found["fsdp"] == 2 * (L * 3 * 4 * (layer + vectors) / 2 + tables + 2 * (4 + 4) * D * D)
+
+
+def test_whole_heads_are_on_every_device():
+    """Tensor 4, 6 heads: qkv forward of all tokens, and the gradient of what the attention gave; else a quarter."""
+    model = replace(SHAPE, num_heads=6, head_dim=8)
+    whole = planned(model, tensor=4, whole_heads=True)
+    q = 6 * 8
+    stream = 4 * B * S * D
+    assert sent(whole)["tensor"] == 2 * (L * ((1 + 1 + 3 + 2) * stream + 4 * D * 4 * q) + 4 * stream)
+    tokens = B * S
+    qkv, out = 2 * D * 3 * q * (1 + 2 / 4) * tokens, 2 * D * q * (1 + 2 / 4) * tokens
+    core = 4 * tokens * S * q * 3 + 2 * tokens * S * q  # and the scores again
+    mlp, head = 3 * 2 * tokens * 2 * D * F / 4, 3 * 2 * tokens * D * V / 4
+    assert whole.time.compiled_flops == 2 * (L * (qkv + out + core + mlp) + head)
+    assert whole.stages["first"].weights == 4 * sum(prod(p.shard) for p in sharding_of(whole.config, 4).parameters)
+
+
+# Against the program
+
+CASES = [
+    pytest.param(MIXTURE, {"expert": 4, "tensor": 2}, id="mixture expert 4 x tensor 2"),
+    pytest.param(MIXTURE, {"tensor": 2, "fsdp": 2, "expert": 2}, id="mixture tensor 2 x fsdp 2 x expert 2"),
+    pytest.param(SHARED, {"tensor": 4}, id="mixture with a shared expert tensor 4"),
+    pytest.param(BERT, {"tensor": 2, "fsdp": 2}, id="bert tensor 2 x fsdp 2"),
+    pytest.param(T5, {"tensor": 4}, id="t5 tensor 4"),
+    pytest.param(T5, {"tensor": 2, "fsdp": 2}, id="t5 tensor 2 x fsdp 2"),
+]
+
+
+@pytest.mark.parametrize(("model", "parallel"), CASES)
+def test_parameters_cause_what_is_sent(model: ModelConfig, parallel: dict[str, int]):
+    """`show --explain`, which goes parameter by parameter, adds up to the plan."""
+    whole = planned(model, **parallel)
+    total = dict.fromkeys(AXES, 0.0)
+    for p in sharding_of(whole.config, whole.gpus).parameters:
+        for cause in causes(whole.config, whole.mesh, p.name, p.shape, p.rules):
+            total[cause.axis] += cause.count * cause.bytes
+    expected = sent(whole)
+    assert {axis: total[axis] for axis in expected} == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel"),
+    [
+        pytest.param(MIXTURE, {"expert": 2, "tensor": 2, "fsdp": 2}, id="mixture"),
+        pytest.param(BERT, {"tensor": 2, "fsdp": 2}, id="bert"),
+        pytest.param(T5, {"tensor": 4}, id="t5"),
+    ],
+)
+def test_the_compiled_step_sends_it(model: ModelConfig, parallel: dict[str, int]):
+    """In bf16, compiled for H100s that are not there. Takes about 10 s each, as these models have much to compile."""
+    config = configured(model, **parallel)
+    whole = plan(replace(config, train=replace(config.train, precision="bf16")))
+    try:
+        step = compile_step(whole.config, "H100")
+    except ConfigError as error:
+        pytest.skip(str(error))
+    found = collectives(step.step, step.rules.mesh)
+    print(found)
+    compiled = {axis: found.over(axis).total_bytes() for axis in whole.communication}
+    assert compiled == pytest.approx(sent(whole), rel=0.03)
+
+
+@pytest.mark.parametrize("remat", ["none", "selective", "full"])
+@pytest.mark.parametrize("model", [BERT, T5], ids=["bert", "t5"])
+def test_the_step_executes_these_flops(model: ModelConfig, remat: str):
+    whole = planned(model, remat)
+    step, _, state, batch = abstract_step(whole.config, jax.devices()[:1], "cpu")
+    assert matmul_flops(jax.make_jaxpr(step)(state, batch)) == whole.time.compiled_flops
+
+
+# The planner as a whole
+
+
+@pytest.mark.parametrize(("model", "parallel"), CASES)
+def test_a_plan_has_every_output(model: ModelConfig, parallel: dict[str, int]):
+    whole = planned(model, **parallel)
+    answer = whole.as_dict() | {"remedy": None, "candidates": [], "compiled": None}
+    Draft202012Validator(SCHEMA).validate(answer)
+    assert (answer["experts"] is None) == (model.experts == 0)
+    assert "communication over" in html_report(whole)
+    assert whole.time.seconds == pytest.approx(sum(whole.time.parts.values()))
+
+
+def test_tokens_of_t5_are_those_of_both_sides():
+    whole = planned(T5)
+    assert whole.tokens_per_second == pytest.approx(2 * B * (S + T) / whole.time.seconds)
+
+
+def test_a_search_shards_experts(tmp_path, capsys: pytest.CaptureFixture[str]):
+    words = ["models/mixtral_8x7b.yaml", "train.precision=bf16", "train.global_batch_size=64", "--gpus", "32"]
+    main([*words, "--search", "--top", "3"])
+    assert " expert=" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "message"),
+    [
+        (MIXTURE, {}, "model.experts"),
+        (T5, {}, "model.family t5"),
+        (SHAPE, {"tensor": 2, "whole_heads": True}, "parallel.whole_heads"),
+    ],
+)
+def test_no_accounting_of_megatron(model: ModelConfig, parallel: dict, message: str):
+    with pytest.raises(ConfigError, match=f"are not planned with {message}: .* leave like=megatron out"):
+        plan(configured(model, **parallel), like="megatron")
