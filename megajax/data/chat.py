@@ -29,6 +29,11 @@ ROLES = ("system", "user", "assistant", "tool")
 Message = Mapping[str, Any]
 """With a role and a content, which is text."""
 _PROBE = "megajax"
+_ROLES_AS_TEXT = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% else %}{{ '\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
 
 
 class Chat:
@@ -148,6 +153,11 @@ class Chat:
         names = "|".join(map(re.escape, self._tokenizer.special))
         ending = re.search(rf"({names})\s*$", text) if names else None
         return ending.end(1) if ending else len(text)
+
+
+def roles_as_text(tokenizer: Tokenizer) -> str:
+    """Return a chat template that says what is done without one, for those who read an exported tokenizer."""
+    return ("{{ bos_token }}" if tokenizer.prefix else "") + _ROLES_AS_TEXT
 
 
 def render(messages: Sequence[Message]) -> list[str]:

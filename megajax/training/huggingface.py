@@ -37,6 +37,7 @@ from megajax.checkpoint.imported import ParamsWriter
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import Config, ConfigError, ModelConfig, TokenizerConfig, check_config, dump_config, load_config
 from megajax.config.load import dump_run, start_values
+from megajax.data.chat import roles_as_text
 from megajax.data.prepare import own_tokenizer
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.data.tokenizers.export import write_tokenizer
@@ -149,8 +150,6 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
         for path in _carried(imported) if came else ():
             shutil.copyfile(path, staged / path.name)
         if not came or _reads_otherwise(run.path, config):
-            for path in staged.glob("chat_template.*"):
-                path.unlink()  # it would count instead of the run's own
             _write_own_tokenizer(config, staged, family.model_type)
         text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
         (staged / "config.json").write_text(text + "\n", encoding="utf-8")
@@ -269,6 +268,8 @@ def _write_own_tokenizer(config: Config, out: Path, model_type: str) -> None:
     """
     tokenizer = build_tokenizer(config.tokenizer)
     family = config.model.family
+    if config.data.kind == "instruction" and tokenizer.chat_template is None:
+        tokenizer.chat_template = roles_as_text(tokenizer)
     plain = family == "gpt" and not config.data.fim_rate and tokenizer.chat_template is None
     write_tokenizer(
         tokenizer, out,

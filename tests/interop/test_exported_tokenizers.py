@@ -16,6 +16,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import CheckpointConfig, TokenizerConfig, dump_config, load_config
+from megajax.data.chat import Chat
 from megajax.data.tokenizers import Tokenizer, build_tokenizer, train_sentencepiece
 from megajax.data.tokenizers.export import PROBES, write_tokenizer
 from megajax.data.tokenizers.fast import train_wordpiece
@@ -228,26 +229,47 @@ def test_what_would_mean_other_ids_is_not_written(tmp_path: Path, caplog: pytest
         loaded(tmp_path / "out", "gpt2")
 
 
-@pytest.mark.parametrize("kind", [quickstart, gpt2, tok_json])
-def test_an_exported_run(kind: Any, tmp_path: Path) -> None:
-    """Case W10: through `megajax.convert export`, model and tokenizer together."""
-    import transformers
-
-    tokenizer = kind(tmp_path)
+def made_run(folder: Path, tokenizer: TokenizerConfig, *more: str) -> tuple[Path, Tokenizer]:
+    """A run of one layer, never trained, and its tokenizer."""
     ours = build_tokenizer(tokenizer)
     words = [
         "model.num_layers=1", "model.hidden_size=8", "model.num_heads=2", "model.max_positions=16",
         "data.seq_length=16", f"model.vocab_size={ours.vocab_size}", f"tokenizer.type={tokenizer.type}",
         *(f"tokenizer.{name}={getattr(tokenizer, name)}" for name in ("model", "vocab", "merges")),
+        *more,
     ]  # fmt: skip
     config = load_config(None, [word for word in words if not word.endswith("=None")]).config
-    run = tmp_path / "run"
+    run = folder / "run"
     run.mkdir()
     (run / "config.yaml").write_text(dump_config(config))
     with Checkpoints(run / "checkpoints", CheckpointConfig()) as checkpoints:
         checkpoints.save(3, {"params": trained(config.model)}, {"step": 3, "tokenizer": dict(ours.identity)})
+    return run, ours
+
+
+@pytest.mark.parametrize("kind", [quickstart, gpt2, tok_json])
+def test_an_exported_run(kind: Any, tmp_path: Path) -> None:
+    """Case W10: through `megajax.convert export`, model and tokenizer together."""
+    import transformers
+
+    run, ours = made_run(tmp_path, kind(tmp_path))
     export_model(run, tmp_path / "out")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert_same(ours, theirs)
     assert len(theirs) == transformers.AutoConfig.from_pretrained(tmp_path / "out").vocab_size
     assert theirs("hello")["input_ids"] == ours.encode("hello")
+
+
+@pytest.mark.parametrize("kind", [quickstart, gpt2])
+def test_roles_as_text_are_told(kind: Any, tmp_path: Path) -> None:
+    """Case W12: a run of instruction data without a chat template says how it wrote conversations."""
+    run, ours = made_run(tmp_path, kind(tmp_path), "data.kind=instruction")
+    export_model(run, tmp_path / "out")
+    theirs = loaded(tmp_path / "out", "gpt2")
+    messages = [
+        {"role": "system", "content": "the world"}, {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "The king"}, {"role": "user", "content": "and on?"},
+    ]  # fmt: skip
+    for said in (messages[:2], messages):
+        there = theirs.apply_chat_template(said, add_generation_prompt=True)["input_ids"]
+        assert there == Chat(ours).prompt(said)
