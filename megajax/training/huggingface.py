@@ -6,8 +6,9 @@ An imported run looks like one that was trained here, with a checkpoint of step 
     checkpoints/0   the weights, fp32
     huggingface/    config.json, tokenizer and other small files as they came; tensors.json lists the tensors
 
-Exported it gives the same files again, to the bit unless it was trained on; a run that began here gets new ones. Either
-way weights move a layer at a time, and what is being written has another name until it is complete.
+A run that starts from such weights (`init_from`) takes that folder over. Exported it gives the same files again, to
+the bit unless it was trained on; a run that began here gets new ones. Either way weights move a layer at a time, and
+what is being written has another name until it is complete.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -30,11 +30,11 @@ import transformers
 from safetensors.numpy import load_file
 
 from megajax.evaluate import evaluate
-from megajax.generate import generate_text
 from megajax.models.layout import Layout
 from megajax.models.sampling import Sampling
 from megajax.train import main as train
 from megajax.training.huggingface import export_model, import_model
+from megajax.training.sample import Options, continue_prompts
 from megajax.training.trained import load_model
 from tests.interop.imports import imported_model
 
@@ -103,16 +103,25 @@ def smollm2(directory: Path, documents: Path) -> Iterator[Row]:
     yield "exported tensors", f"{len(state)}", f"{same} the same", right
 
 
-def same_words(model: Any, tokenizer: Any, run: Path, documents: Path, prompts: list[str]) -> Iterator[Row]:
-    """Greedy continuations, where each of them ends, and the perplexity of documents."""
-    made = generate_text(run, prompts, tokens=NEW_TOKENS, sampling=Sampling(temperature=0.0))
-    for prompt, continuation in zip(prompts, made, strict=True):
-        expected, ids = greedy(model, tokenizer, prompt), list(continuation.ids)
+def same_words(
+    model: Any, tokenizer: Any, run: Path, documents: Path, prompts: list[str], asked: Sequence[str] = ()
+) -> Iterator[Row]:
+    """Greedy continuations and answers, where each of them ends, and the perplexity of documents."""
+    trained, options = load_model(run, words=["data.seq_length=1024"]), Options(NEW_TOKENS, Sampling(temperature=0.0))
+    chats = [[{"role": "user", "content": text}] for text in asked]
+    made = list(continue_prompts(trained, prompts, options))
+    encoded = [tokenizer(prompt, return_tensors="pt") for prompt in prompts]
+    if chats:
+        made += continue_prompts(trained.for_chat(), [trained.for_chat().chat(chat) for chat in chats], options)
+        template = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+        encoded += [tokenizer.apply_chat_template(chat, **template) for chat in chats]
+    for text, there, continuation in zip([*prompts, *asked], encoded, made, strict=True):
+        expected, ids = greedy(model, there), list(continuation.ids)
         same = next((i for i, pair in enumerate(zip(expected, ids, strict=False)) if len({*pair}) > 1), len(ids))
-        name = f"greedy tokens: {prompt.strip()[:24]!r}, last {expected[-1]}"
+        name = f"greedy tokens: {text.strip()[:24]!r}, last {expected[-1]}"
         yield name, f"{len(expected)}", f"{same} the same", expected == ids
 
-    ours = evaluate(load_model(run), "jsonl-perplexity", documents, batch_size=1)
+    ours = evaluate(trained, "jsonl-perplexity", documents, batch_size=1)
     theirs = perplexity(model, tokenizer, documents)
     name = f"perplexity of {ours.tokens} tokens in {ours.documents} documents"
     yield name, f"{theirs:.5f}", f"{ours.perplexity:.5f}", abs(ours.perplexity - theirs) < 1e-4 * theirs
@@ -160,11 +169,8 @@ def tuned(directory: Path, documents: Path) -> Iterator[Row]:
 
     model = transformers.AutoModelForCausalLM.from_pretrained(exact).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(exact)
-    chats = [
-        tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-        for text in ("Say hello.", "What is the capital of France? Answer in one word.")
-    ]
-    yield from same_words(model, tokenizer, run, documents, PROMPTS[:3] + chats)
+    asked = ["Say hello.", "What is the capital of France? Answer in one word."]
+    yield from same_words(model, tokenizer, run, documents, PROMPTS[:3], asked)
 
 
 def dequantised(source: Path) -> Path:
@@ -182,11 +188,10 @@ def dequantised(source: Path) -> Path:
     return source
 
 
-def greedy(model: Any, tokenizer: Any, prompt: str) -> list[int]:
-    """The likeliest tokens after a prompt."""
-    ids = tokenizer(prompt, return_tensors="pt")
-    made = model.generate(**ids, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
-    return made[0, ids["input_ids"].shape[1] :].tolist()
+def greedy(model: Any, prompt: Any) -> list[int]:
+    """The likeliest tokens after an encoded prompt."""
+    made = model.generate(**prompt, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+    return made[0, prompt["input_ids"].shape[1] :].tolist()
 
 
 def perplexity(model: Any, tokenizer: Any, documents: Path) -> float:

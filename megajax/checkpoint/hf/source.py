@@ -158,7 +158,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: give the directory of a Hugging Face model") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON ({error})") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is not a JSON object")

@@ -270,7 +270,7 @@ def test_settings_and_tensors_that_contradict_each_other(
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "3", '"llama"', "{", "{}", '{"model_type": "opt"}'])
+@pytest.mark.parametrize("text", ["", "[]", "null", "3", '"llama"', "{", "{}", '{"model_type": "opt"}', 10**5 * "["])
 def test_files_that_are_no_settings(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = made(tmp_path / "source")
     (source / "config.json").write_text(text)
