@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 from etils import epath
 
 from megajax.config.base import ConfigError
@@ -58,7 +57,7 @@ def belongs(directory: epath.Path, owner: Owner | None) -> bool:
 
 
 def own(directory: epath.Path, owner: Owner | None) -> None:
-    """Say whose the directory is, on process 0.
+    """Say whose the directory is.
 
     Raises:
         ConfigError: it is somebody else's.
@@ -66,12 +65,17 @@ def own(directory: epath.Path, owner: Owner | None) -> None:
     if owner is None:
         return
     check_owner(directory, owner)
-    if jax.process_index() == 0 and _owner(directory) != owner:
+    if _owner(directory) != owner:
         (directory / _FILE).write_text(json.dumps(owner._asdict()) + "\n")
 
 
-def take(directory: epath.Path, owner: Owner) -> None:
+def take(directory: epath.Path, owner: Owner, first: bool) -> None:
     """As `own`, but checkpoints that do not say whose they are have to lie in the run.
+
+    Args:
+        directory: of the checkpoints.
+        owner: the run that is about to save there.
+        first: of several processes this is the one that writes.
 
     Raises:
         ConfigError: they may be another run's.
@@ -82,7 +86,8 @@ def take(directory: epath.Path, owner: Owner) -> None:
             f"{directory} holds checkpoints of a run that it does not name, and {owner.path} has saved none there: "
             "choose another checkpoint.directory"
         )
-    own(directory, owner)
+    if first:
+        own(directory, owner)
 
 
 def _owner(directory: epath.Path) -> Owner | None:

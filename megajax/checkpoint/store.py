@@ -77,7 +77,7 @@ class Checkpoints:
             with self._saving():
                 self.directory.mkdir(parents=True, exist_ok=True)
                 if owner:
-                    take(self.directory, owner)
+                    take(self.directory, owner, first=jax.process_index() == 0)
         elif owner:
             check_owner(self.directory, owner)
         if self._writable and jax.process_index() == 0:
