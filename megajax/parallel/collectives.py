@@ -36,6 +36,17 @@ class Collectives:
         """Sum over `axis`, each device keeping its slice of dimension `dim`."""
         return jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True) if axis in self.active else x
 
+    def swap_order(self, x: jax.Array, first: str, second: str, *, back: bool = False) -> jax.Array:
+        """Pieces that `second` has cut, then `first`, to where they are if `first` cuts, then `second`; or back.
+
+        Each device sends its piece to one other. The axes are in the mesh's order.
+        """
+        if not {first, second} <= self.active:
+            return x
+        rows, columns = self.sizes[first], self.sizes[second]
+        pairs = [(i * columns + j, j * rows + i) for i in range(rows) for j in range(columns)]
+        return jax.lax.ppermute(x, (first, second), [pair[::-1] for pair in pairs] if back else pairs)
+
     def index(self, *axes: str) -> jax.Array | int:
         """This device's place along `axes`, the first one slowest."""
         return jax.lax.axis_index(names) if (names := self._axes(axes)) else 0

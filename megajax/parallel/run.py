@@ -127,27 +127,39 @@ class Runner:
 
     def _reduce_over_data(self, leaf: Any) -> jax.Array:
         """Sum a gradient over `data`, keeping only this device's part where it is cut over `data` at rest."""
-        axes = logical_axes(leaf)
-        cuts = [self.rules.rule(axis).at_rest if axis else () for axis in axes]
-        dims = [dim for dim, cut in enumerate(cuts) if "data" in cut]
-        if not dims:
+        if (dim := self._cut_over_data(leaf)) is None:
             return self._net.psum(leaf[...], "data")
+        # What `fsdp` cuts is cut again over `data`; at rest `data` cuts first: pieces change hands.
+        scatter = lambda x: self._net.swap_order(self._net.reduce_scatter(x, "data", dim), "data", "fsdp")  # noqa: E731
+        return self._on_each_device(scatter, leaf)
 
-        def scatter(gradient: jax.Array) -> jax.Array:
-            return self._net.reduce_scatter(gradient, "data", dims[0])
+    def _gather_over_data(self, leaf: Any) -> jax.Array:
+        """A weight for the computation, gathered where it is cut over `data` at rest."""
+        if (dim := self._cut_over_data(leaf)) is None:
+            return leaf[...]
+        turn = lambda x: self._net.swap_order(x, "data", "fsdp", back=True)  # noqa: E731
+        return self._on_each_device(lambda x: self._net.all_gather(turn(x), "data", dim), leaf)
 
-        if self.rules.size("fsdp") > 1:
-            # `data` cuts before `fsdp` does, so shards change hands: left to the compiler, which gathers them first.
-            return scatter(leaf[...])
-        # Left to the compiler, this would gather what `tensor` cuts.
-        spec = self.rules.at_rest(axes, AUTO_AXES)
-        local = jax.shard_map(scatter, in_specs=spec, out_specs=spec, axis_names=set(AUTO_AXES), check_vma=False)
+    def _cut_over_data(self, leaf: Any) -> int | None:
+        """The dimension that is cut over `data` at rest, if any."""
+        cuts = [self.rules.rule(axis).at_rest if axis else () for axis in logical_axes(leaf)]
+        return next((dim for dim, cut in enumerate(cuts) if "data" in cut), None)
+
+    def _on_each_device(self, fn: Callable[[jax.Array], jax.Array], leaf: Any) -> jax.Array:
+        """`fn` on what each device has. Left to the compiler, it would gather what `tensor` and `fsdp` cut."""
+        spec = self.rules.at_rest(logical_axes(leaf), AUTO_AXES)
+        local = jax.shard_map(fn, in_specs=spec, out_specs=spec, axis_names=set(AUTO_AXES), check_vma=False)
         return local(leaf[...])
 
     def _manual(self, fn: Callable[..., Any], model: Model, out_specs: Any) -> Callable[..., Any]:
-        specs = annotate(model, lambda _, leaf: self.rules.in_compute(logical_axes(leaf), MANUAL_AXES))
+        """A region that is manual over `MANUAL_AXES`; `fn` gets the model gathered over `data`."""
+        specs = annotate(model, lambda _, leaf: self.rules.at_rest(logical_axes(leaf), MANUAL_AXES))
+
+        def run(model: Model, *rest: Any) -> Any:
+            return fn(annotate(model, lambda _, leaf: self._gather_over_data(leaf)), *rest)
+
         return jax.shard_map(
-            fn,
+            run,
             mesh=self.rules.mesh,
             in_specs=(specs, BATCH_SPEC, PartitionSpec()),
             out_specs=out_specs,

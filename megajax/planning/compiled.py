@@ -34,6 +34,8 @@ class Sends:
     count: int
     bytes: int
     """Of whole tensors, all executions together."""
+    largest: int
+    """Bytes of the largest of these tensors."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def causes(
         _in_a_layer(config, mesh, name, shape, rules) if layered else _outside(config, mesh, name, shape, rules)
     )
     held = prod(shape) / prod(mesh[axis] for axis in _at_rest(rules) - {"data"})  # during a step
-    sending = [*of_weights, *_once(config, held, rules), *_of_activations(config, mesh, name)]
+    sending = [*of_weights, *_once(config, mesh, held, rules), *_of_activations(config, mesh, name)]
     return [cause for cause in sending if mesh[cause.axis] > 1 and cause.count]
 
 
@@ -105,13 +105,17 @@ def _outside(
     return [*sending, weight, replace(gradient, op="reduce-scatter")]
 
 
-def _once(config: Config, held: float, rules: tuple[Rule, ...]) -> list[Cause]:
+def _once(config: Config, mesh: Mapping[str, int], held: float, rules: tuple[Rule, ...]) -> list[Cause]:
     """At the end of a step."""
     gradient = Cause("gradient of the step", "all-reduce", "data", 1, FP32 * held)
     if "data" not in _at_rest(rules):
         return [gradient]
     weight = Cause("weight, for the next step", "all-gather", "data", 1, _width(config) * held)
-    return [replace(gradient, op="reduce-scatter"), weight]
+    sending = [replace(gradient, op="reduce-scatter"), weight]
+    if mesh["fsdp"] > 1:  # at rest `data` cuts before `fsdp` does: pieces change hands over both
+        piece = (FP32 + _width(config)) * held / mesh["data"]
+        sending.append(Cause("gradient and weight, put in order", "collective-permute", "data", 1, piece))
+    return sending
 
 
 def _of_activations(config: Config, mesh: Mapping[str, int], name: str) -> Iterator[Cause]:

@@ -82,6 +82,7 @@ _COMPILED = _keys(
             conditional=_of("boolean", "in a branch: count and bytes are upper bounds"),
             count=_count("executions in a step"),
             bytes=_count("of whole tensors, all executions together"),
+            largest=_count("bytes of the largest of these tensors"),
         ),
     ),
 )

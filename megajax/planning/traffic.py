@@ -69,11 +69,15 @@ def _sizes(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> dict
     outside = _outside(config, mesh, cuts)
     held = weights_in_step(config, mesh, trainer)
     over_data = trainer.gradient_bytes + (WIDTH[cut.numbers] if config.parallel.zero else 0)
+    # At rest `data` cuts before `fsdp` does: pieces of gradients and weights change hands over both.
+    swapped = (
+        over_data * held / mesh["data"] if config.parallel.zero and mesh["fsdp"] > 1 and trainer.scans_layers else 0
+    )
     vocabulary = 4 * cut.residual * count if trainer.shares_vocabulary and stages > 1 else 0
     return {
-        **{axis: sent[axis] + outside[axis] for axis in sent},
+        **{axis: sent[axis] + outside[axis] + swapped * (axis == "fsdp") for axis in sent},
         "pipe": 2 * (count * chunks + (stages - 1) * trainer.scans_layers) * cut.residual + vocabulary,
-        "data": over_data * held,
+        "data": over_data * held + swapped,
     }
 
 

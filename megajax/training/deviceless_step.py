@@ -150,10 +150,12 @@ def main(argv: list[str]) -> None:
     assert plan is not None
     counts: Counter[tuple[Any, ...]] = Counter()
     sizes: Counter[tuple[Any, ...]] = Counter()
+    largest: Counter[tuple[Any, ...]] = Counter()
     for record in collectives(compiled.step, compiled.rules.mesh):
         kind = (record.op, record.axes, record.loop, record.conditional)
         counts[kind] += record.count
         sizes[kind] += record.count * record.bytes
+        largest[kind] = max(largest[kind], record.bytes)
     device = compiled.rules.mesh.devices.flat[0]
     simulated = device.platform == "cpu"
     load = balanced_load(config, _mesh(config))
@@ -165,7 +167,7 @@ def main(argv: list[str]) -> None:
             "temporary": plan.temp_size_in_bytes,
             "code": plan.generated_code_size_in_bytes,
         },
-        "sends": [(*kind, counts[kind], sizes[kind]) for kind in counts],
+        "sends": [(*kind, counts[kind], sizes[kind], largest[kind]) for kind in counts],
         "flops": None if simulated else executed_flops(compiled.step, load and load.blocks),
         "unused": unused_inputs(compiled),
         "seconds": compiled.seconds,

@@ -27,6 +27,7 @@ LAYOUTS = {
     "llama data-4 tensor-2 zero no-sequence-parallel": (
         {"data": 4, "tensor": 2, "zero": 1, "sequence_parallel": False}, 1
     ),
+    "llama data-2 fsdp-4 zero": ({"data": 2, "fsdp": 4, "zero": 1}, 1),
     "llama pipe-4": ({"pipe": 4}, 1),
     "gpt pipe-2 chunks-2 data-2 tensor-2": ({"pipe": 2, "chunks": 2, "data": 2, "tensor": 2}, 1),
     "llama data-8": ({"data": 8}, 1),

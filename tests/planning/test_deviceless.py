@@ -129,3 +129,23 @@ def test_no_layer_gathers_a_weight_over_tensor(preset: str, words: str):
     assert residual.forward().count("all-gather") == residual.forward().count("reduce-scatter") == 2 * runs
     assert residual.backward().count("all-gather") == 4 * runs
     assert residual.backward().count("reduce-scatter") == 2 * runs
+
+
+def test_zero_1_keeps_what_fsdp_cuts_cut():
+    """Once a step gradients are scattered over `data` and weights gathered, a layer's share of `fsdp` at a time.
+
+    Between the two orders of cutting, pieces change hands: each device sends one to one other.
+    """
+    words = "parallel.data=2 parallel.fsdp=4 parallel.zero=1 model.num_layers=3 train.micro_batch_size=1"
+    config = published("llama3.1_8b", f"{words} data.seq_length=2048 train.global_batch_size=16")
+    topology_or_skip("H100", 8)
+    compiled = compile_step(config, "H100")
+    held = sum(prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(compiled.state.params))
+    once = collectives(compiled.step, compiled.rules.mesh).over("data").of_at_least(2**20)
+    assert once == once.inside()
+    together = once.over("fsdp")
+    assert together.count("collective-permute") == len(together)
+    assert together.total_bytes() == pytest.approx((4 + 2) * held, rel=0.01)  # fp32 gradients, bf16 weights
+    alone = once.where(lambda record: record.axes == ("data",))
+    assert {record.op for record in alone} == {"reduce-scatter", "all-gather"}
+    assert alone.total_bytes() == pytest.approx((4 + 2) * 2 * held, rel=0.01)
