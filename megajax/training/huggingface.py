@@ -42,6 +42,7 @@ from megajax.data.chat import roles_as_text
 from megajax.data.prepare import own_tokenizer
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.data.tokenizers.export import write_tokenizer
+from megajax.data.tokenizers.tokenizer import ROLES
 from megajax.training.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -152,6 +153,8 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
             shutil.copyfile(path, staged / path.name)
         if not came or _reads_otherwise(run.path, config):
             _write_own_tokenizer(config, staged, family.model_type)
+        if came and imported.is_dir():
+            _tell_changed_ids(run.path, config, staged, settings)
         text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
         (staged / "config.json").write_text(text + "\n", encoding="utf-8")
 
@@ -200,7 +203,7 @@ def _check_ids(files: Source) -> None:
     for name, document in documents.items():
         for role in ("bos", "eos", "pad", "decoder_start"):
             ids = document.get(f"{role}_token_id")
-            for number in ids if isinstance(ids, list) else [ids]:
+            for number in _as_list(ids):
                 if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
                     raise ConfigError(f"{files.directory / name}: {role}_token_id is {ids!s:.60}, no id: correct it")
 
@@ -253,12 +256,49 @@ def _came_with_model(run: Path, config: Config) -> bool:
 
 
 def _reads_otherwise(run: Path, config: Config) -> bool:
-    """Whether a run begins texts or writes chats otherwise than the tokenizer that came with its model."""
+    """Whether a run begins texts, writes chats or uses special tokens otherwise than what came with its model."""
     came = _tokenizer_in(run / FOLDER, config.model.family)
     if came is None or config.tokenizer.type == "null":
         return False
-    theirs, ours = (build_tokenizer(tokenizer) for tokenizer in (came, config.tokenizer))
-    return (theirs.prefix, theirs.chat_template) != (ours.prefix, ours.chat_template)
+    theirs, ours = (
+        (tokenizer.prefix, tokenizer.chat_template, [tokenizer.id_for(role) for role in ROLES])
+        for tokenizer in (build_tokenizer(came), _own_tokenizer(config))
+    )
+    return theirs != ours
+
+
+def _tell_changed_ids(run: Path, config: Config, out: Path, settings: dict[str, Any]) -> None:
+    """Put into the settings, and into generation_config.json, which tokens begin, end and pad texts in a run now.
+
+    What ended texts before still does, as in generation here.
+    """
+    came = _tokenizer_in(run / FOLDER, config.model.family)
+    if came is None or config.tokenizer.type == "null":
+        return
+    model_type = settings["model_type"]
+    theirs, ours = (_special_ids(build_tokenizer(each), model_type) for each in (came, config.tokenizer))
+    changed = {key: number for key, number in ours.items() if theirs[key] != number}
+    generation = out / "generation_config.json"
+    documents = [settings, *([read_json(generation)] if generation.is_file() else [])]
+    for document in documents if changed else ():
+        ends = document.get("eos_token_id")
+        document.update(changed)
+        if "eos_token_id" in changed and ends is not None:
+            document["eos_token_id"] = list(dict.fromkeys([ours["eos_token_id"], *_as_list(ends)]))
+    if changed and generation.is_file():
+        generation.write_text(json.dumps(documents[1], indent=2) + "\n", encoding="utf-8")
+
+
+def _as_list(ids: Any) -> list[Any]:
+    return ids if isinstance(ids, list) else [ids]
+
+
+def _own_tokenizer(config: Config) -> Tokenizer:
+    """The tokenizer of a run, with a chat template that says how its conversations were written."""
+    tokenizer = build_tokenizer(config.tokenizer)
+    if config.data.kind == "instruction" and tokenizer.chat_template is None:
+        tokenizer.chat_template = roles_as_text(tokenizer)
+    return tokenizer
 
 
 def _write_own_tokenizer(config: Config, out: Path, model_type: str) -> None:
@@ -267,10 +307,7 @@ def _write_own_tokenizer(config: Config, out: Path, model_type: str) -> None:
     In the texts that a decoder was trained on, the name of a special token was text; what is written for other models,
     for chats and for gaps to be filled holds such names as the tokens themselves.
     """
-    tokenizer = build_tokenizer(config.tokenizer)
-    family = config.model.family
-    if config.data.kind == "instruction" and tokenizer.chat_template is None:
-        tokenizer.chat_template = roles_as_text(tokenizer)
+    tokenizer, family = _own_tokenizer(config), config.model.family
     plain = family == "gpt" and not config.data.fim_rate and tokenizer.chat_template is None
     write_tokenizer(
         tokenizer, out,

@@ -214,3 +214,14 @@ class TestHuggingFace:
 def test_unusable_settings_are_named(settings: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         build_tokenizer(TokenizerConfig(**settings))
+
+
+def test_a_word_that_nothing_stands_for(tmp_path: Path):
+    """A vocabulary of words without one for unknown ones; the library's own error ends in a traceback."""
+    vocabulary = {"<|endoftext|>": 0, "a": 1}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary)).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = build_tokenizer(TokenizerConfig(type="huggingface", model=str(tmp_path / "tokenizer.json")))
+    assert tokenizer.encode("a") == tokenizer.encode_marked("a") == [1]
+    for read in (tokenizer.encode, tokenizer.encode_marked, lambda text: tokenizer.encode_batch([text])):
+        with pytest.raises(ConfigError, match=r"the tokenizer cannot read a text \(WordLevel error: Missing"):
+            read("b")

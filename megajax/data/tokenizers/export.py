@@ -24,7 +24,18 @@ log = logging.getLogger(__name__)
 
 _CLASS = "PreTrainedTokenizerFast"
 _REBUILT = ("qwen2",)
-"""Values of model_type for which transformers (5) takes no tokenizer.json as it is, but its own cutting of texts."""
+"""Values of model_type for which transformers (5) takes no tokenizer.json as it is, but its own cutting of texts,
+unless code comes with the model. It asks nobody: where that code is not trusted, the file is taken as it is."""
+_CODE = ("exported_tokenizer", "ExportedTokenizer")
+"""That code, a module and its class, which does the same for those who do trust it (`trust_remote_code=True`)."""
+_MODULE = f'''"""The tokenizer of this model is tokenizer.json as it is."""
+
+from transformers import {_CLASS}
+
+
+class {_CODE[1]}({_CLASS}):
+    """Nothing is added to what transformers does with the file."""
+'''
 PROBES = (
     "", " ", "  ", "a", " a", "a ", " two  spaces,   three ", "a\nb", "a\n\nb\n", "a\r\nb\r\n", "\t\ta\tb", "A B c",
     "def f(x):\n    return  x  # 3.14 + 1234567\n", "Grüße, Ångström; naïve café", "e\u0301 a\u0308 combined",
@@ -70,8 +81,8 @@ def write_tokenizer(
     fast.add_special_tokens(list(names.values()))
     fast.post_processor = _around(fast, before, after)
     if model_type in _REBUILT:
-        # With code to be trusted named, and none trusted, transformers falls back to the class: the file as it is
-        about["auto_map"] = {"AutoTokenizer": [f"transformers.{_CLASS}"] * 2}
+        about["auto_map"] = {"AutoTokenizer": [".".join(_CODE)] * 2}
+        (folder / f"{_CODE[0]}.py").write_text(_MODULE, encoding="utf-8")
     about |= {f"{role}_token": name for role, name in names.items()}
     about |= {
         "model_max_length": longest,
@@ -96,7 +107,10 @@ def _check_same(tokenizer: Tokenizer, fast: tokenizers.Tokenizer) -> None:
         raise ConfigError(f"{size} ids for {tokenizer.vocab_size}")
     fast.encode_special_tokens = True
     for text in tokenizer.probes(PROBES):
-        ids = tokenizer.encode(text)
+        try:
+            ids = tokenizer.encode(text)
+        except ConfigError:  # it has nothing for unknown words, and neither has the other
+            continue
         if fast.encode(text, add_special_tokens=False).ids != ids:
             raise ConfigError(f"{text!r} becomes other ids")
         if fast.decode(ids, skip_special_tokens=False) != tokenizer.decode(ids):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,18 @@ class FastTokenizer(Tokenizer):
         self.identity = file_identity(kind, self.vocab_size, *files)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        """Return the ids of a text.
+
+        Raises:
+            ConfigError: the vocabulary lacks a word of it, and has nothing that stands for unknown ones.
+        """
+        with _reading():
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of some texts."""
-        return [encoded.ids for encoded in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        """Return the ids of some texts; raises as `encode`."""
+        with _reading():
+            return [encoded.ids for encoded in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some ids, special tokens by their name."""
@@ -77,7 +84,8 @@ class FastTokenizer(Tokenizer):
 
     def encode_marked(self, text: str) -> list[int]:
         """Return the ids of a text in which the names of special tokens stand for these, as in a prompt of a chat."""
-        return self._marked.encode(text, add_special_tokens=False).ids
+        with _reading():
+            return self._marked.encode(text, add_special_tokens=False).ids
 
     @cached_property
     def _marked(self) -> tokenizers.Tokenizer:
@@ -89,6 +97,14 @@ class FastTokenizer(Tokenizer):
         found = np.zeros(self.vocab_size, bool)
         found[[i for piece, i in self._tokenizer.get_vocab().items() if piece.startswith("##")]] = True
         return found
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"the tokenizer cannot read a text ({error})") from None
 
 
 def gpt2_bpe(vocab: Path, merges: Path, extra_ids: int = 0) -> FastTokenizer:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
@@ -139,6 +140,36 @@ def test_another_tokenizer_or_template_than_came_with_the_model(tmp_path: Path) 
     assert json.loads((tmp_path / "out2/tokenizer_config.json").read_text())["chat_template"] == "new"
     assert not (tmp_path / "out2/chat_template.jinja").exists()
     assert json.loads((tmp_path / "out2/generation_config.json").read_text())["eos_token_id"] == [0, 3]
+
+
+def test_another_end_of_texts_of_the_same_tokenizer(tmp_path: Path) -> None:
+    """The same tokenizer.json beside other names of special tokens: what ends texts here ends them there as well."""
+    source = made(tmp_path / "source")
+    change(source, eos_token_id=0, bos_token_id=0)
+    (source / "generation_config.json").write_text('{"eos_token_id": [0, 3], "max_length": 9}')
+    (tmp_path / "other").mkdir()
+    for folder, end in ((source, "<|endoftext|>"), (tmp_path / "other", "<|im_end|>")):
+        vocabulary = {"<|endoftext|>": 0, "<|im_end|>": 1, "a": 2, "b": 3}
+        tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary)).save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    import_model(source, tmp_path / "run", [f"tokenizer.model={tmp_path}/other/tokenizer.json"])
+    assert load_model(tmp_path / "run").end_ids == (1, 0, 3)
+    export_model(tmp_path / "run", tmp_path / "out")
+    after = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*config.json")}
+    assert after["config.json"]["eos_token_id"] == [1, 0] and after["config.json"]["bos_token_id"] == 0
+    assert after["generation_config.json"] == {"eos_token_id": [1, 0, 3], "max_length": 9}
+    assert after["tokenizer_config.json"]["eos_token"] == "<|im_end|>"
+
+
+def test_instruction_data_without_a_template_goes_out_with_one(tmp_path: Path) -> None:
+    """Of a model whose tokenizer came without: how this run has written conversations."""
+    source = made(tmp_path / "source")
+    (source / "vocab.json").write_text(json.dumps({"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}))
+    (source / "merges.txt").write_text("#version: 0.2\na b\n")
+    import_model(source, tmp_path / "run", ["data.kind=instruction"])
+    export_model(tmp_path / "run", tmp_path / "out")
+    about = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert "<|assistant|>" in about["chat_template"]
 
 
 def test_a_longer_context_is_told_in_the_settings(tmp_path: Path) -> None:
