@@ -95,54 +95,56 @@ def _muon_and_adamw(config: OptimConfig, roles: PyTree, axes: PyTree) -> optax.G
 
     matrix_axes, _ = split(axes)
 
-    def apart(matrices: PyTree) -> PyTree:
-        return jax.tree.map(_unfused, matrices, matrix_axes)
-
-    def together(parts: PyTree, matrices: PyTree) -> PyTree:
-        return jax.tree.map(lambda x, names, parts: _fused(parts, names, x.shape), matrices, matrix_axes, parts)
-
-    def dimensions(parts: PyTree, matrices: PyTree) -> PyTree:
-        sides = lambda x, names, parts: [matrix_dimensions(names, x.ndim)] * len(parts)  # noqa: E731
-        return jax.tree.map(sides, matrices, matrix_axes, parts)
-
     def init(params: PyTree) -> MuonAdamWState:
         matrices, others = split(params)
         return MuonAdamWState(scale_by_muon().init(matrices), adamw.init(others))
 
     def update(grads: PyTree, state: MuonAdamWState, params: PyTree | None = None) -> tuple[PyTree, MuonAdamWState]:
         matrices, others = split(grads)
-        # Moments are kept like the weights, and taken apart for the update.
-        parts, moments = apart(matrices), state.muon._replace(mu=apart(state.muon.mu))
-        dims = dimensions(parts, matrices)
-        muon = scale_by_muon(beta=config.momentum, weight_dimension_numbers=dims)
-        orthogonal, moments = muon.update(parts, moments)
-        u_matrices = together(jax.tree.map(_scale_to_rms, orthogonal, dims), matrices)
+        moved = jax.tree.map(
+            lambda g, names, mu: _orthogonal(g, mu, names, state.muon, config.momentum),
+            matrices, matrix_axes, state.muon.mu,
+        )  # fmt: skip
+        u_matrices, mu = (jax.tree.map(lambda _, both, i=i: both[i], matrices, moved) for i in (0, 1))
+        muon = state.muon._replace(count=optax.safe_increment(state.muon.count), mu=mu)
         u_others, adamw_state = adamw.update(others, state.adamw)
         merged = jax.tree.map(lambda matrix, m, o: m if matrix else o, is_matrix, u_matrices, u_others)
-        return merged, MuonAdamWState(moments._replace(mu=together(moments.mu, matrices)), adamw_state)
+        return merged, MuonAdamWState(muon, adamw_state)
 
     return optax.GradientTransformation(init, update)
 
 
-def _unfused(x: jax.Array, axes: tuple[str, ...]) -> list[jax.Array]:
-    """The matrices that a weight is made of."""
-    dim, sizes = part_sizes(axes, x.shape)
-    return jnp.split(x, np.cumsum(sizes)[:-1], axis=dim)
+def _orthogonal(
+    gradient: jax.Array, moment: jax.Array, axes: tuple[str, ...], state: MuonState, momentum: float
+) -> tuple[jax.Array, jax.Array]:
+    """Update and new moment of one weight, every matrix in it by itself.
 
-
-def _fused(parts: list[jax.Array], axes: tuple[str, ...], shape: tuple[int, ...]) -> jax.Array:
-    """The inverse of `_unfused`, to an array of that shape."""
-    return jnp.concatenate(parts, axis=part_sizes(axes, shape)[0])
-
-
-def matrix_dimensions(axes: tuple[str, ...], ndim: int) -> MuonDimensionNumbers:
-    """Which dimensions of a weight are the rows and columns of its matrix; experts and leading ones are a batch.
-
-    A block weight maps from or to the residual stream, so the embedding is one side and everything else the other:
-    queries [L, D, K, G, H] are D x (K G H), attention output [L, N, H, D] is (N H) x D, fc1 of an expert D x F.
+    Experts and stacking dimensions are mapped over one by one. Optax would make one dimension of them all, which no
+    mesh can cut as they were cut: every device would gather, and orthogonalise, the experts and layers of all others.
     """
     axes = axes[1:] if axes[0] == "experts" else axes
-    dims = tuple(range(ndim - len(axes), ndim))
+
+    def one(gradient: jax.Array, moment: jax.Array) -> tuple[jax.Array, jax.Array]:
+        dim, sizes = part_sizes(axes, gradient.shape)
+        parts, moments = (jnp.split(x, np.cumsum(sizes)[:-1], axis=dim) for x in (gradient, moment))
+        sides = matrix_sides(axes)
+        muon = scale_by_muon(beta=momentum, weight_dimension_numbers=[sides] * len(sizes))
+        orthogonal, after = muon.update(parts, state._replace(mu=moments))
+        scaled = [_scale_to_rms(x, sides) for x in orthogonal]
+        return jnp.concatenate(scaled, dim), jnp.concatenate(after.mu, dim)
+
+    for _ in range(gradient.ndim - len(axes)):
+        one = jax.vmap(one)
+    return one(gradient, moment)
+
+
+def matrix_sides(axes: tuple[str, ...]) -> MuonDimensionNumbers:
+    """Which dimensions of a weight of one layer, and one expert, are the rows and columns of its matrix.
+
+    A block weight maps from or to the residual stream, so the embedding is one side and everything else the other:
+    queries [D, K, G, H] are D x (K G H), attention output [N, H, D] is (N H) x D, fc1 of an expert D x F.
+    """
+    dims = tuple(range(len(axes)))
     if axes[0] in EMBED_AXES:
         return MuonDimensionNumbers(reduction_axis=dims[:1], output_axis=dims[1:])
     if axes[-1] in EMBED_AXES:

@@ -18,11 +18,16 @@ from jax.sharding import PartitionSpec as P
 from megajax.config import Config, load_config
 from megajax.config.model import ModelConfig
 from megajax.config.optim import OptimConfig
+from megajax.config.parallel import AXES
 from megajax.models.families import build_model
 from megajax.models.parameters import annotate
 from megajax.models.parameters import named_leaves as names_and_leaves
+from megajax.parallel.mesh import build_mesh
+from megajax.parallel.rules import Rules
+from megajax.planning.collectives import collectives
 from megajax.training.optimizer import apply_update, build_optimizer, clip_by_global_norm, global_norm
 from megajax.training.state import optimizer_for
+from megajax.training.step import build_init
 from tests.models.tiny import filled
 
 L, D, F, K, G, H, V = 2, 8, 12, 2, 2, 4, 10
@@ -291,6 +296,23 @@ FAMILY_WORDS = (
     "model.family=t5 model.positions=relative model.bias=false model.norm=rmsnorm",
     "model.qk_norm=true model.num_kv_heads=1 model.positions=rope",
 )
+
+
+def test_muon_sends_no_experts_and_no_layers():
+    """Each device orthogonalises what it holds: expert 2 x pipe 2 with two chunks of layers a stage."""
+    words = "model.experts=4 model.activation=swiglu model.bias=false model.num_layers=4 model.ffn_hidden_size=24"
+    layout = "parallel.pipe=2 parallel.expert=2 parallel.chunks=2 optim.name=muon"
+    config = load_config(None, [*FAMILY_SHAPE, *words.split(), *layout.split()]).config
+    mesh = build_mesh(dict.fromkeys(AXES, 1) | {"pipe": 2, "expert": 2}, jax.devices()[:4])
+    _, state, at = build_init(config, Rules.of(mesh, config.parallel, config.model))
+    assert list(state.params.blocks.mlp.fc1.shape[:2]) == [2, 2]  # chunks, layers
+    update = jax.jit(
+        optimizer_for(config).update,
+        in_shardings=(at.params, at.opt_state, at.params),
+        out_shardings=(at.params, at.opt_state),
+    )
+    compiled = update.lower(state.params, state.opt_state, state.params).compile()
+    assert [record for record in collectives(compiled, mesh) if record.bytes > 4] == []
 
 
 def test_muon_refuses_a_matrix_without_an_embed_side():
