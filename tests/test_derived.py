@@ -309,9 +309,14 @@ def test_the_checkpoints_of_another_run(start: Start, workplace: Path) -> None:
     assert f"holds the checkpoints of the run {workplace}/two, not of {workplace}/three" in line
 
     shutil.copytree(workplace / "one", workplace / "copy")
-    shutil.rmtree(workplace / "one")
     words = ("data.text=a.jsonl", "checkpoint.directory=kept", "output_dir=copy")
+    line = start(*words, "train.steps=2")
+    assert f"the checkpoints of the run {workplace}/one, which {workplace}/copy is a copy of: go on with that" in line
+    (workplace / "same").symlink_to(workplace / "one")
+    assert "resumed at step 1 of 1" in start(*words[:2], "output_dir=same"), "the same run under another name"
+    shutil.rmtree(workplace / "one")
     assert "resumed at step 1" in start(*words, "train.steps=2")
     shutil.rmtree(workplace / "copy")
     shutil.copytree(workplace / "two", workplace / "copy")
     assert generate(["copy", "--prompt", "1 2", "--tokens", "1"]) == 0
+    assert "resumed at step 1" in start("data.text=a.jsonl", "output_dir=copy", "train.seed=7", "train.steps=2")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from etils import epath
 
 from megajax.config.base import ConfigError
+from megajax.config.run_files import IDENTITY
 
 _FILE = "owner.json"
 
@@ -53,7 +54,7 @@ def belongs(directory: epath.Path, owner: Owner | None) -> bool:
     found = _owner(directory)
     if owner is None or found is not None:
         return found is None or (owner is not None and found.id == owner.id)
-    return Path(owner.path).resolve() in Path(directory).resolve().parents
+    return _lies_in(directory, owner)
 
 
 def own(directory: epath.Path, owner: Owner | None) -> None:
@@ -66,7 +67,9 @@ def own(directory: epath.Path, owner: Owner | None) -> None:
         return
     check_owner(directory, owner)
     if _owner(directory) != owner:
-        (directory / _FILE).write_text(json.dumps(owner._asdict()) + "\n")
+        temporary = directory / f".{_FILE}"
+        temporary.write_text(json.dumps(owner._asdict()) + "\n")
+        temporary.replace(directory / _FILE)  # other processes read it meanwhile
 
 
 def take(directory: epath.Path, owner: Owner, first: bool) -> None:
@@ -78,9 +81,15 @@ def take(directory: epath.Path, owner: Owner, first: bool) -> None:
         first: of several processes this is the one that writes.
 
     Raises:
-        ConfigError: they may be another run's.
+        ConfigError: they may be another run's, or are those of the run that this one is a copy of.
     """
     check_owner(directory, owner)
+    found = _owner(directory)
+    if found is not None and not _lies_in(directory, owner) and _is_there(found, owner):
+        raise ConfigError(
+            f"{directory} holds the checkpoints of the run {found.path}, which {owner.path} is a copy of: go on with "
+            "that one, or set init_from to it and choose another output_dir and checkpoint.directory"
+        )
     if holds_checkpoints(directory) and not belongs(directory, owner):
         raise ConfigError(
             f"{directory} holds checkpoints of a run that it does not name, and {owner.path} has saved none there: "
@@ -88,6 +97,19 @@ def take(directory: epath.Path, owner: Owner, first: bool) -> None:
         )
     if first:
         own(directory, owner)
+
+
+def _lies_in(directory: epath.Path, owner: Owner) -> bool:
+    return Path(owner.path).resolve() in Path(directory).resolve().parents
+
+
+def _is_there(found: Owner, owner: Owner) -> bool:
+    """Whether the run `found` is still where it was, while `owner`, of the same identity, is somewhere else."""
+    try:
+        identity = json.loads(Path(found.path, IDENTITY).read_text(encoding="utf-8"))["id"]
+        return identity == owner.id and not Path(found.path).samefile(owner.path)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def _owner(directory: epath.Path) -> Owner | None:

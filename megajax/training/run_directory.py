@@ -94,7 +94,9 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         except (ValueError, LookupError, TypeError):
-            raise ConfigError(f"{self.identity_file} is damaged: delete it, and the run gets a new identity") from None
+            raise ConfigError(
+                f"{self.identity_file} is damaged: restore it; owner.json beside the checkpoints has the same id"
+            ) from None
 
     def identify(self) -> None:
         """Give the run an identity, if it has none; it stays the same when the directory is moved."""

@@ -27,7 +27,9 @@ def test_another_run_neither_writes_nor_reads(tmp_path: Path) -> None:
             ConfigError, match=f"{tmp_path} holds the checkpoints of the run /runs/one, not of /runs/two"
         ):
             Checkpoints(tmp_path, config, TWO)
-    save(tmp_path, ONE._replace(path="/elsewhere/one"), 2)
+    with (tmp_path / "owner.json").open() as being_read:
+        save(tmp_path, ONE._replace(path="/elsewhere/one"), 2)
+        assert "/runs/one" in being_read.read(), "another process sees the old name or the new one, and never half"
     with Checkpoints(tmp_path, None, ONE) as checkpoints:
         assert (restored_step(checkpoints), checkpoints.steps) == (2, [1, 2])
     with pytest.raises(ConfigError, match="of the run /elsewhere/one, not of /runs/two"):
