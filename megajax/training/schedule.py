@@ -94,6 +94,7 @@ class Schedule:
         Raises:
             ConfigError: The run is too long for the counter.
         """
+        _check_counter(samples)
         planned = stretches[0].planned if stretches else train.global_batch_size
         schedule = cls.from_config(optim, steps * planned if len(stretches) > 1 else samples, planned)
         return replace(schedule, stretches=stretches)
@@ -114,8 +115,7 @@ class Schedule:
         def length(samples: int | None, steps: int | None) -> int:
             return samples or (steps or 0) * global_batch_size
 
-        if total_samples > np.iinfo(np.int32).max:
-            raise ConfigError(f"{total_samples} samples do not fit the int32 counter: raise data.seq_length")
+        _check_counter(total_samples)
         decay = length(optim.decay_samples, optim.decay_steps) or total_samples
         warmup = length(optim.warmup_samples, optim.warmup_steps)
         if optim.warmup_fraction is not None:
@@ -130,6 +130,11 @@ class Schedule:
             style=optim.decay_style,
             wsd_style=optim.wsd_style,
         )
+
+
+def _check_counter(samples: int) -> None:
+    if samples > np.iinfo(np.int32).max:
+        raise ConfigError(f"{samples} samples do not fit the int32 counter: raise data.seq_length")
 
 
 def learning_rate(samples: ArrayLike, schedule: Schedule) -> jax.Array:
