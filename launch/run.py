@@ -18,6 +18,7 @@ replaced by their number, and the supervisor starts that command once:
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from launch.gpus import visible_gpus
 from launch.local import Signals, add_process_options, clean_command, describe, environments, positive, run_processes
 from megajax.config import Config, ConfigError, check_batch, resolve_mesh
 from megajax.config.cli import OneLineParser, entry_point, parse_command_line
+from megajax.training.batch_size import BatchSizeRamp
 from megajax.training.run_directory import RunDirectory
 
 FINAL = (0, 2, 3, 130)
@@ -82,7 +84,7 @@ class Run:
         """Of the checkpoints; None if there is none, or no telling."""
         if self.config is None:
             return None
-        directory = epath.Path(RunDirectory(Path(self.config.output_dir)).checkpoints(self.config.checkpoint))
+        directory = self._checkpoints(self.config)
         try:
             names = [path.name for path in directory.iterdir()] if directory.exists() else []
         except OSError:  # a file system that is away for a while ends no supervisor
@@ -91,10 +93,24 @@ class Run:
 
     def how_far(self, step: int | None) -> str:
         """What exit code 0 means at this newest checkpoint: a request to stop, and a time limit, end with it, too."""
-        steps = None if self.config is None else self.config.train.steps
-        if step is None or steps is None or step >= steps:
+        last = None if self.config is None or step is None else self._last_step(self.config, step)
+        if step is None or last is None or step >= last:
             return "done"
-        return f"stopped on request before step {steps}: the same command goes on"
+        return f"stopped on request before step {last}: the same command goes on"
+
+    def _last_step(self, config: Config, step: int) -> int | None:
+        """Number of the last step, as it follows from a checkpoint's record where the run is counted in samples."""
+        if config.train.steps:
+            return config.train.steps
+        record = self._checkpoints(config) / f"{step}" / "record" / "metadata"
+        try:
+            consumed = json.loads(record.read_text())["consumed_samples"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return step + BatchSizeRamp.from_config(config.train).steps_for_samples(config.train.samples or 0, consumed)
+
+    def _checkpoints(self, config: Config) -> epath.Path:
+        return epath.Path(RunDirectory(Path(config.output_dir)).checkpoints(config.checkpoint))
 
     def fewer(self, processes: int, least: int) -> int | None:
         """The next smaller number of processes that the configuration allows, if there is one."""

@@ -73,6 +73,19 @@ def test_the_end_of_a_time_limit_is_not_called_done(tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize(
+    ("consumed", "end"), [(480, "stopped on request before step 43: the same command goes on"), (636, "done")]
+)
+def test_the_end_of_a_run_counted_in_samples_follows_from_its_record(tmp_path: Path, consumed: int, end: str):
+    """640 samples in batches of 12, of which 480, or all that fill a batch, were read by step 30 in others: 13 left."""
+    code = (
+        f"save('30/record'); open('{tmp_path}/run/checkpoints/30/record/metadata', 'w')"
+        f".write('{{\"consumed_samples\": {consumed}}}')"
+    )
+    _, _, err = finish(launch("run", "--max-restarts", "5", *job(tmp_path, code, "train.samples=640")))
+    assert lines(err)[-1].endswith(f"newest checkpoint: step 30: {end}")
+
+
 def test_restarts_are_limited(tmp_path: Path):
     returned, _, err = finish(launch("run", "--max-restarts", "2", "--backoff", "0", *job(tmp_path, "sys.exit(4)")))
     assert returned == 4
