@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 Source = dict[str, Any]
 """What is known of a source: path, size, mtime_ns, ctime_ns, inode and blake2b of the contents; None if it is gone."""
 
+_LARGE = 1 << 32
+"""Bytes that take some seconds to read."""
+
 
 @dataclass(frozen=True)
 class MadeFrom:
@@ -130,6 +133,8 @@ def _look(path: str | Path, known: Source | None) -> Source:
         }  # fmt: skip
         if known is not None and seen == {key: known.get(key) for key in seen}:
             return known
+        if status.st_size >= _LARGE:
+            log.info("%s is read, to know its contents again: %.1f GiB", path, status.st_size / 2**30)
         with Path(place).open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         return {**seen, "blake2b": digest}

@@ -18,9 +18,12 @@ import pytest
 import tokenizers
 import yaml
 
-from megajax.config import load_config
+from megajax.config import ConfigError, DataConfig, TokenizerConfig, load_config
+from megajax.config.load import load_run
 from megajax.convert import main as convert
 from megajax.data.indexed import IndexedDataset
+from megajax.data.prepare import own_tokenizer, prepare_text
+from megajax.data.tokenizers import build_tokenizer
 from megajax.generate import main as generate
 from megajax.train import main
 from tests.made_runs import make_run
@@ -89,6 +92,17 @@ def test_a_text_that_was_rewritten(start: Start, workplace: Path) -> None:
     assert start("data.text=[moved.jsonl,other.jsonl]").startswith("run holds another run: its data.text is (")
 
 
+def test_texts_are_counted_by_what_was_made_of_them(workplace: Path) -> None:
+    """A first start of this version that was killed has left a record of one of the texts of an older run."""
+    text(workplace / "b.jsonl")
+    data, ids = DataConfig(text=("a.jsonl", "b.jsonl")), TokenizerConfig(type="null", vocab_size=31)
+    made, _ = prepare_text(data, ids, workplace / "run")
+    (workplace / "run/data/1.made_from.json").unlink()
+    assert prepare_text(data, ids, workplace / "run", trained=True)[0] == made
+    with pytest.raises(ConfigError, match=r"data.text stands for 1 files, and .*run was trained on 2: name those"):
+        prepare_text(replace(data, text=("a.jsonl",)), ids, workplace / "run", trained=True)
+
+
 def test_another_text_of_the_same_name(start: Start, workplace: Path) -> None:
     (workplace / "b").mkdir()
     text(workplace / "b/a.jsonl", "5 5 5 5 5 5 5 5 5 5")
@@ -133,6 +147,36 @@ def test_the_special_tokens_beside_a_tokenizer_belong_to_it(start: Start, workpl
     (workplace / "tokenizer_config.json").write_text('{"eos_token": "?"}')
     assert "finished" in start(*WORDS, ids=False)
     assert tokens(workplace / "run")[-1] == 1
+
+
+def test_files_of_a_tokenizer_with_the_same_name(workplace: Path) -> None:
+    """A template that is named counts in the run as well, and not the one that lies beside the tokenizer."""
+    word_level(workplace / "theirs/tokenizer.json", *NUMBERS)
+    word_level(workplace / "mine/tokenizer.json", *NUMBERS)
+    for folder in ("theirs", "mine"):
+        (workplace / folder / "chat_template.jinja").write_text(folder)
+    config = TokenizerConfig(
+        type="huggingface", model="theirs/tokenizer.json", chat_template="mine/chat_template.jinja"
+    )
+    own = own_tokenizer(config, workplace / "run")
+    assert (own.model, own.chat_template) == (
+        f"{workplace}/run/tokenizer/tokenizer.json", f"{workplace}/run/tokenizer/chat_template.jinja"
+    )  # fmt: skip
+    assert build_tokenizer(own).chat_template == build_tokenizer(config).chat_template == "mine"
+    with pytest.raises(ConfigError, match=r"theirs/tokenizer.json and mine/tokenizer.json are files of one tokenizer"):
+        own_tokenizer(replace(config, chat_template="mine/tokenizer.json"), workplace / "run")
+
+
+def test_a_tokenizer_elsewhere_is_not_taken_for_the_one_that_came(workplace: Path) -> None:
+    """As older versions left an imported run that was given another tokenizer.json: outside of it."""
+    for name in ("run/huggingface", "other"):
+        (workplace / name).mkdir(parents=True)
+        word_level(workplace / name / "tokenizer.json", *NUMBERS)
+    other = f"{workplace}/other/tokenizer.json"
+    (workplace / "run/config.yaml").write_text(f"tokenizer: {{type: huggingface, model: {other}}}\n")
+    assert load_run(workplace / "run").config.tokenizer.model == other
+    (workplace / "other/tokenizer.json").unlink()
+    assert load_run(workplace / "run").config.tokenizer.model == str(workplace / "run/huggingface/tokenizer.json")
 
 
 OWN = ("tokenizer.type=sentencepiece", "tokenizer.vocab_size=290", "data.text=a.jsonl")

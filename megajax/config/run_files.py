@@ -64,9 +64,9 @@ def _tokenizer_files(run: Path, values: Mapping[str, Any], path: Callable[[str],
         name = values.get(key) or (default if field == trained else None)
         if name is None:
             continue
-        own = [run / folder / Path(name).name for folder in (TOKENIZER, _CAME_WITH_A_MODEL)]
-        elsewhere = str(own[0]) if name == default else path(name)
-        files[key] = next((str(place) for place in (*own, run / name) if place.is_file()), elsewhere)
+        own, came = (run / folder / Path(name).name for folder in (TOKENIZER, _CAME_WITH_A_MODEL))
+        elsewhere = str(own) if name == default else path(name)
+        files[key] = next((str(place) for place in (own, run / name, came) if place.is_file()), elsewhere)
     return files
 
 

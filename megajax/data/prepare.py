@@ -74,9 +74,10 @@ def _texts(names: Sequence[str], folder: Path, run: str) -> tuple[str, ...]:
         if not run or not records:
             raise
         texts = [path for number in sorted(records) for path in sources_in(records[number]) or ()]
-    if run and records and names and len(texts) != len(records):
+    made = records.keys() | {int(path.name.split("-")[0]) for path in folder.glob("[0-9]*-*.idx")}
+    if run and made and names and len(texts) != len(made):
         raise ConfigError(
-            f"data.text stands for {len(texts)} files, and {run} was trained on {len(records)}: name those, or choose "
+            f"data.text stands for {len(texts)} files, and {run} was trained on {len(made)}: name those, or choose "
             "another output_dir"
         )
     for number, path in records.items():

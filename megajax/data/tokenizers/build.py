@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,20 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], directory: Pa
 
 
 def tokenizer_files(config: TokenizerConfig) -> list[Path]:
-    """Files that a tokenizer is read from: those it names, and those that may lie beside the first of them."""
+    """Files that a tokenizer is read from: those it names, and those that may lie beside the first of them.
+
+    No two have the same name, so that they can be copied into one folder.
+
+    Raises:
+        ConfigError: two that it names have.
+    """
     named = [Path(name) for key in TOKENIZER_FILES if (name := getattr(config, key)) is not None]
+    for one, other in combinations(named, 2):
+        if one.name == other.name:
+            raise ConfigError(f"{one} and {other} are files of one tokenizer, and have the same name: rename one")
     file = config.model or config.vocab
-    return [*named, *(Path(file).with_name(name) for name in BESIDE if file)]
+    beside = set(BESIDE) - {path.name for path in named}  # a template that is named takes the place of that beside
+    return [*named, *(Path(file).with_name(name) for name in BESIDE if file and name in beside)]
 
 
 def in_directory(config: TokenizerConfig, directory: Path) -> TokenizerConfig:
