@@ -24,7 +24,8 @@ from megajax.config.base import ConfigError
 log = logging.getLogger(__name__)
 
 Source = dict[str, Any]
-"""What is known of a source: path, size, mtime_ns, ctime_ns, inode and blake2b of the contents; None if it is gone."""
+"""What is known of a source: path, size, mtime_ns, ctime_ns, inode and blake2b of the contents, which is None if it is
+gone; and `also`, the paths that it had before, by which config.yaml, which is not written again, still names it."""
 
 _LARGE = 1 << 32
 """Bytes that take some seconds to read."""
@@ -42,7 +43,7 @@ class MadeFrom:
     def difference(self, record: Path) -> str | None:
         """How these sources and options differ from the recorded ones, in words; "" if they do not; None: no record.
 
-        A source that is gone does not differ if the record has it under the same path.
+        A source that is gone does not differ if the record has it under this path, now or before.
         """
         recorded = _read(record)
         if recorded is None:
@@ -57,9 +58,12 @@ class MadeFrom:
             return f"it was made from {_names(old['path'] for old in old_sources)}, now from {_names(self.sources)}"
         now = [_look(path, old) for path, old in zip(self.sources, old_sources, strict=True)]
         for path, before, after in zip(self.sources, old_sources, now, strict=True):
+            names = {before["path"], *before.get("also", ())}
             if before["blake2b"] == after["blake2b"]:
+                if also := sorted(names - {after["path"]}):
+                    after["also"] = also
                 continue
-            if before["path"] != after["path"]:
+            if after["path"] not in names:
                 return f"it was made from {before['path']}, now {path} is named"
             if after["blake2b"] is not None:
                 return f"{path} has changed"

@@ -65,6 +65,13 @@ def test_names_do_not_count(text: Path) -> None:
     other = text.rename(text.with_name("b.txt"))
     assert derive(other, trained="the run") == ("ONE", False)
     assert sources_in(text.with_name("made.json")) == [str(other)], "it need not be read the next time"
+    assert derive(text, trained="the run") == ("ONE", False), "the old name is still in config.yaml"
+    third = other.rename(text.with_name("c.txt"))
+    for name in (third, other, text):
+        assert derive(name, trained="the run") == ("ONE", False)
+    text.write_text("two")
+    with pytest.raises(ConfigError, match=f"{text} has changed"):
+        derive(text, trained="the run")
 
 
 def test_what_was_trained_on_is_refused(text: Path) -> None:
