@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,12 +18,23 @@ from megajax.config.base import ConfigError
 from megajax.data.cache import fingerprint
 from megajax.data.files import atomic_write
 
-if TYPE_CHECKING:
-    from megajax.data.indexed import IndexedDataset
-
 _PEEK = 1 << 15
 _AT_START, _WITH_A_BATCH = 1 << 29, 1 << 24
 """Bytes looked through."""
+
+
+class TokenFile(Protocol):
+    """An open pair of token files, as far as its ids concern (`megajax.data.indexed.IndexedDataset`)."""
+
+    bin_path: Path
+    total: int
+    lengths: np.ndarray
+    pointers: np.ndarray
+    document_index: np.ndarray
+    dtype: np.dtype
+
+    def span(self, start: int, stop: int) -> np.ndarray:
+        """Return the tokens of the whole file from one to another."""
 
 
 class Found(NamedTuple):
@@ -56,7 +67,7 @@ class IdRange:
     def _found(self, tokens: np.ndarray, token: int) -> Found:
         return Found(token, self._seen + int(np.argmax(tokens == token)))
 
-    def note(self, indexed: IndexedDataset) -> None:
+    def note(self, indexed: TokenFile) -> None:
         """Write it beside the files, whose tokens all were taken in."""
         with atomic_write(note_path(indexed.bin_path)) as file:
             file.write(json.dumps({"contents": _contents(indexed), "smallest_and_largest": self.ends}).encode())
@@ -67,7 +78,7 @@ def note_path(bin_path: Path) -> Path:
     return bin_path.with_name(f"{bin_path.name.removesuffix('.bin')}.ids.json")
 
 
-def _noted(indexed: IndexedDataset) -> list[Found] | None:
+def _noted(indexed: TokenFile) -> list[Found] | None:
     """The smallest and the largest id that were noted, nothing for a file without tokens; None without a good note."""
     try:
         note = json.loads(note_path(indexed.bin_path).read_bytes())
@@ -77,7 +88,7 @@ def _noted(indexed: IndexedDataset) -> list[Found] | None:
         return None
 
 
-def _contents(indexed: IndexedDataset) -> str:
+def _contents(indexed: TokenFile) -> str:
     """Hash of the first and last tokens and lengths, and of the numbers of them all: what another file would have."""
     total, lengths = indexed.total, indexed.lengths
     ends = indexed.span(0, _PEEK), indexed.span(max(0, total - _PEEK), total), lengths[:_PEEK], lengths[-_PEEK:]
@@ -93,11 +104,11 @@ class VocabularyScan:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._unknown: list[IndexedDataset] = []
-        self._left: Iterator[tuple[IndexedDataset, int, int]] | None = None
+        self._unknown: list[TokenFile] = []
+        self._left: Iterator[tuple[TokenFile, int, int]] | None = None
         self._lock = threading.Lock()
 
-    def add(self, indexed: IndexedDataset) -> None:
+    def add(self, indexed: TokenFile) -> None:
         """Check a file by its note, or see to it that it is looked through.
 
         Raises:
@@ -142,13 +153,13 @@ class VocabularyScan:
         else:
             self._look(*piece)
 
-    def _look(self, indexed: IndexedDataset, start: int, stop: int) -> None:
+    def _look(self, indexed: TokenFile, start: int, stop: int) -> None:
         tokens = indexed.span(start, stop)
         for token in {int(tokens.min()), int(tokens.max())} if len(tokens) else ():
             if not 0 <= token < self._vocab_size:
                 self._check(indexed, Found(token, start + int(np.argmax(tokens == token))))
 
-    def _check(self, indexed: IndexedDataset, found: Found) -> None:
+    def _check(self, indexed: TokenFile, found: Found) -> None:
         if 0 <= found.token < self._vocab_size:
             return
         sequence = np.searchsorted(indexed.pointers, found.place * indexed.dtype.itemsize, side="right") - 1
