@@ -103,6 +103,16 @@ class Plan:
         return balanced_load(self.config, self.mesh)
 
     @property
+    def uncounted(self) -> str | None:
+        """What the step does besides, which memory, time and communication leave out; None = nothing of weight."""
+        if self.config.optim.name != "muon" or self.like == "megatron":
+            return None
+        return (
+            "optim.name=muon: its matrix products, once a step, and what `fsdp`, `tensor` and `data` send for them are "
+            "not counted: compile the step (--compile) to see them"
+        )
+
+    @property
     def verdict(self) -> str:
         """Whether it fits, in words."""
         spare = (self.limit - self.need) / GIB
@@ -159,6 +169,7 @@ class Plan:
                 for convention, flops in self.flops.items()
             },
             "experts": self.load and self.load._asdict(),
+            "uncounted": self.uncounted,
             "communication": {axis: vars(sent) for axis, sent in self.communication.items()},
             "budget": {"tokens": self.tokens, "days": self.days, "gpu_hours": self.gpu_hours},
         }
@@ -166,7 +177,8 @@ class Plan:
     def __str__(self) -> str:
         """A table of memory, time, communication and cost."""
         parts = (self._title(), self._memory(), self._step(), self._communication(), self._cost())
-        return "\n\n".join((*parts, *([f"experts: {self.load}"] if self.load else [])))
+        notes = [f"experts: {self.load}"] if self.load else []
+        return "\n\n".join((*parts, *notes, *([f"not planned: {self.uncounted}"] if self.uncounted else [])))
 
     def _title(self) -> str:
         train = self.config.train

@@ -136,6 +136,7 @@ SCHEMA: Schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _
             block_rows=_count("of a block"),
         )
     ),
+    uncounted=_or_null(_of("string", "what the step does besides, in words; null = nothing of weight")),
     communication=_map(
         "by mesh axis",
         _keys(

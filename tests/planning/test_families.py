@@ -209,6 +209,17 @@ def test_a_plan_has_every_output(model: ModelConfig, parallel: dict[str, int]):
     assert whole.time.seconds == pytest.approx(sum(whole.time.parts.values()))
 
 
+def test_a_plan_says_what_it_leaves_out():
+    """Muon's matrix products, and what they send, are in no closed form."""
+    config = configured(SHAPE)
+    assert plan(config).uncounted is None
+    whole = plan(replace(config, optim=replace(config.optim, name="muon")))
+    assert "not planned: optim.name=muon: its matrix products" in str(whole)
+    answer = whole.as_dict() | {"remedy": None, "candidates": [], "compiled": None}
+    Draft202012Validator(SCHEMA).validate(answer)
+    assert answer["uncounted"] == whole.uncounted
+
+
 def test_tokens_of_t5_are_those_of_both_sides():
     whole = planned(T5)
     assert whole.tokens_per_second == pytest.approx(2 * B * (S + T) / whole.time.seconds)
