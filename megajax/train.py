@@ -25,6 +25,7 @@ from megajax.checkpoint.store import Checkpoints
 from megajax.cluster import Cluster, Watchdog, check_devices, detect, devices_by_host, join, tensor_warning
 from megajax.config import ClusterConfig, Config, ConfigError, check_batch, check_training, dump_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
+from megajax.config.gpu_settings import settings_warning
 from megajax.data.batch import batch_arrays
 from megajax.data.build import build_datasets
 from megajax.data.consumed import Mix, TrainingData
@@ -144,7 +145,8 @@ class Trainer:
         sizes = resolve_mesh(config.parallel, jax.device_count())
         mesh = build_mesh(sizes, devices_by_host(jax.devices(), cluster.hosts))
         check_batch(config, mesh.shape["data"])
-        if warning := tensor_warning(mesh.shape["tensor"], jax.devices(), cluster.hosts):
+        scattered = tensor_warning(mesh.shape["tensor"], jax.devices(), cluster.hosts)
+        for warning in filter(None, (scattered, settings_warning(jax.devices()[0].device_kind))):
             log.warning(warning)
         rules = Rules.of(mesh, config.parallel, config.model)
 

@@ -88,6 +88,22 @@ def compiler_options(gpu: str | None, environment: Mapping[str, str] = os.enviro
     return {name: value == "true" if value in ("true", "false") else value for name, value in flags.items()}
 
 
+def settings_warning(gpu: str, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Which settings a program that runs on such a GPU was started without, in words; None = none.
+
+    Args:
+        gpu: name of the device, as JAX has it.
+        environment: of the program.
+    """
+    names = [row.name for row in _missing(gpu_type(gpu), environment)]
+    if not names:
+        return None
+    return (
+        f"{', '.join(names)}: not set, so memory and speed are not those that plans count with; start with "
+        'python -m launch.run, or after eval "$(python -m launch.env --export)"'
+    )
+
+
 def _missing(gpu: str | None, environment: Mapping[str, str]) -> list[Setting]:
     """Rows for a GPU that the user has not set."""
     given = {flag.lstrip("-").partition("=")[0] for flag in environment.get("XLA_FLAGS", "").split()}

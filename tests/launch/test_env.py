@@ -8,7 +8,15 @@ import subprocess
 import pytest
 
 from megajax.config import ConfigError
-from megajax.config.gpu_settings import GPUS, MEMORY_FRACTION, TABLE, changes, compiler_options, gpu_type
+from megajax.config.gpu_settings import (
+    GPUS,
+    MEMORY_FRACTION,
+    TABLE,
+    changes,
+    compiler_options,
+    gpu_type,
+    settings_warning,
+)
 from megajax.planning.deviceless import TARGETS
 from megajax.planning.hardware import gpu_named
 from tests.launch.programs import ROOT, finish, launch, python
@@ -64,6 +72,16 @@ def test_planner_and_launcher_count_with_one_memory():
     """JAX takes 0.92 of an H100's 84.9e9 bytes: 72.7 GiB, which is what the planner lets arrays have."""
     assert changes("h100", {})["XLA_PYTHON_CLIENT_MEM_FRACTION"] == str(MEMORY_FRACTION) == "0.92"
     assert gpu_named("h100").array_bytes == pytest.approx(0.92 * 84.9e9)
+
+
+def test_a_run_that_was_started_without_the_table_says_so():
+    """JAX would take 0.75 of the memory, and the planner's verdict would be about another program."""
+    warning = settings_warning("NVIDIA H100 80GB HBM3", {})
+    assert warning is not None
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in warning
+    assert "python -m launch.env --export" in warning
+    assert settings_warning("NVIDIA H100 80GB HBM3", changes("h100", {})) is None
+    assert settings_warning("cpu", {}) is None
 
 
 @pytest.mark.parametrize("target", TARGETS)
