@@ -262,6 +262,8 @@ def test_a_run_of_an_older_version_is_adopted(start: Start, workplace: Path) -> 
     for record in ("run.json", "data/0.made_from.json", "checkpoints/owner.json"):
         (run / record).unlink()
     config = (run / "config.yaml").read_text()
+    assert "  window: 1000\n" in config, "of loss_scale"
+    config = config.replace("  window: 1000\n", "  window: 500\n")  # which was accepted, and ignored in this precision
     (run / "config.yaml").write_text(config.replace(f"{workplace}/", ""))
 
     out = start(*OWN, "train.steps=2", ids=False)

@@ -86,18 +86,26 @@ def check_switches(config: Config) -> None:
     Raises:
         ConfigError: names the key, what it needs and the remedy.
     """
+    for key, needs in ignored_keys(config).items():
+        value, there = value_of(config, key), value_of(config, needs.key)
+        if needs.values:
+            raise ConfigError(
+                f"{key} is for {needs.key} {' or '.join(needs.values)}, not {there}: leave it unset (it is {value})"
+            )
+        raise ConfigError(f"{key} is {value} without {needs.key}, to which it belongs: set that, or leave it unset")
+
+
+def ignored_keys(config: Config) -> dict[str, Needs]:
+    """Keys that are set where they are ignored, and what they need."""
+    found: dict[str, Needs] = {}
     for needs in NEEDS:
         there = value_of(config, needs.key)
         if there in needs.values or (there and not needs.values):
             continue
         for key in needs.keys:
-            if (value := value_of(config, key)) == FIELDS[key].default:
-                continue
-            if needs.values:
-                raise ConfigError(
-                    f"{key} is for {needs.key} {' or '.join(needs.values)}, not {there}: leave it unset (it is {value})"
-                )
-            raise ConfigError(f"{key} is {value} without {needs.key}, to which it belongs: set that, or leave it unset")
+            if value_of(config, key) != FIELDS[key].default:
+                found.setdefault(key, needs)
+    return found
 
 
 def value_of(config: Config, key: str) -> Any:

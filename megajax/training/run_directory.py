@@ -32,6 +32,7 @@ from megajax.config.config import Config
 from megajax.config.keys import PATH_KEYS
 from megajax.config.load import dump_run, flat_values, load_run
 from megajax.config.run_files import CONFIG, IDENTITY, TOKENIZER, TOKENIZER_FILES, same_paths
+from megajax.config.switches import ignored_keys
 from megajax.config.train import CheckpointConfig
 
 log = logging.getLogger(__name__)
@@ -187,9 +188,9 @@ class RunDirectory:
             raise ConfigError(f"output_dir {self.path} cannot be written ({error.strerror}): choose another") from error
 
     def _require_same(self, before: Config, config: Config) -> None:
-        old = flat_values(before)
+        old, ignored = flat_values(before), ignored_keys(before)  # as older versions took them
         for key, value in flat_values(config).items():
-            if any(key == free or key.startswith(f"{free}.") for free in FREE):
+            if key in ignored or any(key == free or key.startswith(f"{free}.") for free in FREE):
                 continue
             if not _is_same(key, old[key], value):
                 raise ConfigError(
