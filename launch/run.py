@@ -32,6 +32,7 @@ from launch.local import Signals, add_process_options, clean_command, describe, 
 from megajax.config import Config, ConfigError, check_batch, resolve_mesh
 from megajax.config.cli import OneLineParser, entry_point, parse_command_line
 from megajax.training.batch_size import BatchSizeRamp
+from megajax.training.init_from import start_of
 from megajax.training.run_directory import RunDirectory
 
 FINAL = (0, 2, 3, 130)
@@ -75,7 +76,7 @@ class Run:
         config = None
         if "megajax.train" in command:
             words = with_number(command[command.index("megajax.train") + 1 :], processes)
-            config = parse_command_line("python -m megajax.train", "", words)[0].config
+            config = parse_command_line("python -m megajax.train", "", words, start_of)[0].config
             devices = devices or config.parallel.simulate_devices
         here = len(visible_gpus())
         return cls(config, devices or (here if PLACEHOLDER in " ".join(command) else here // processes))

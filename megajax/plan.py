@@ -27,6 +27,7 @@ from megajax.planning.remedy import smallest_remedy
 from megajax.planning.report import html_report
 from megajax.planning.search import Candidate, search_layouts
 from megajax.training.deviceless_step import compile_plan
+from megajax.training.init_from import start_of
 
 DOES_NOT_FIT = 3
 DIFFERS = 4
@@ -36,7 +37,7 @@ DIFFERS = 4
 def main(argv: list[str]) -> int:
     """The command line."""
     title = "Plan a run without any GPU: memory, communication, time and cost."
-    loaded, options = parse_command_line("python -m megajax.plan", title, argv, _add_options)
+    loaded, options = parse_command_line("python -m megajax.plan", title, argv, start_of, _add_options)
     if options.like == "megatron" and (options.search or options.compile):
         raise ConfigError("--search and --compile are about this implementation: leave --like megatron out")
     config, candidates = loaded.config, []

@@ -33,6 +33,7 @@ from megajax.parallel.rules import Rule, Rules
 from megajax.planning.explain import causes
 from megajax.planning.layouts import microbatches
 from megajax.planning.plan import with_vocabulary
+from megajax.training.init_from import start_of
 from megajax.training.state import TrainState, init_state, optimizer_for
 
 
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> None:
         parser.add_argument("--svg", type=Path, metavar="FILE", help="with --schedule: write the drawing here as well")
 
     title = "Show how the model is sharded."
-    loaded, options = parse_command_line("python -m megajax.show", title, argv, add_options)
+    loaded, options = parse_command_line("python -m megajax.show", title, argv, start_of, add_options)
     if options.schedule:
         schedule = schedule_of(loaded.config, options.devices)
         if options.svg:

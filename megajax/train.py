@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # there is nothing to save before the loop
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)  # Orbax has set one up
     logging.getLogger("megajax").setLevel(logging.INFO)
-    loaded, _ = parse_command_line("python -m megajax.train", "Train a model.", argv, resolve=start_of)
+    loaded, _ = parse_command_line("python -m megajax.train", "Train a model.", argv, start_of)
     train(loaded.config)
 
 

@@ -30,6 +30,7 @@ from megajax.training.equivalence import (
     one_device,
     train_layout,
 )
+from megajax.training.init_from import start_of
 
 SHORT = {op: "".join(word[0] for word in op.split("-")) for op in OPS}
 """all-gather ag, all-reduce ar, reduce-scatter rs, collective-permute cp, all-to-all ata."""
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
         parser.add_argument("--most", type=int, metavar="N", help="at most so many layouts, spread over all")
 
     title = "Compare every parallel layout with one device."
-    loaded, options = parse_command_line("python -m megajax.verify", title, argv, add_options)
+    loaded, options = parse_command_line("python -m megajax.verify", title, argv, start_of, add_options)
     for name in ("devices", "steps", "most"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise ConfigError(f"--{name} is {value}: expected 1 or more")

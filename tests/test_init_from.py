@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,17 @@ from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file
 
 from megajax.config import ConfigError, ModelConfig, load_config
+from megajax.config.cli import Command, parse_command_line
 from megajax.convert import main as convert
 from megajax.models.families import build_model
 from megajax.models.parameters import named_leaves
+from megajax.plan import main as plan
+from megajax.show import main as show
 from megajax.train import main, train
-from megajax.training.init_from import with_vocabulary
+from megajax.training.init_from import grow_vocabulary, start_of
 from megajax.training.trained import load_model
-from tests.checkpoint.hf.made import change, made
+from megajax.verify import main as verify
+from tests.checkpoint.hf.made import MODELS, change, made
 from tests.runs import ALL_DEVICES, WORDS, arrays, records
 
 SHORT = ["train.steps=2", "optim.warmup_steps=0", "checkpoint.every=2", "evaluation.every=2", "model.hidden_dropout=0"]
@@ -117,7 +123,7 @@ def test_every_part_with_a_row_for_every_word_grows(shape: dict[str, Any], names
     )
     before = {name: np.asarray(leaf[...]) for name, leaf in named_leaves(model)}
     shardings = jax.tree.map(lambda x: SingleDeviceSharding(jax.devices()[0]), model)
-    for name, leaf in named_leaves(with_vocabulary(model, 10, 13, shardings, "base")):
+    for name, leaf in named_leaves(grow_vocabulary(model, 10, 13, shardings, "base")):
         after = np.asarray(leaf[...])
         if name in names:
             np.testing.assert_allclose(after[10:13], np.stack([before[name][:10].mean(0)] * 3), atol=1e-6)
@@ -131,6 +137,32 @@ def test_a_smaller_vocabulary_is_refused(base: Path, tmp_path: Path) -> None:
     said = [*words(base, small, tmp_path / "next"), "tokenizer.type=null", "tokenizer.vocab_size=40"]
     with pytest.raises(ConfigError, match=r"a vocabulary of 51 and this run one of 41.* set it to 51 or more"):
         train(load_config(None, said).config)
+
+
+def test_a_vocabulary_size_says_where_it_came_from(base: Path, corpus: Path, tmp_path: Path) -> None:
+    """A model from Hugging Face has one of its own: leaving it unset would help nobody, and what is advised does."""
+    model = made(tmp_path / "model")
+    said = [*words(model, corpus, tmp_path / "next"), "tokenizer.type=null", "tokenizer.vocab_size=80"]
+    argv = [*said, "parallel.tensor=1", "parallel.pipe=1", "parallel.data=8", "train.micro_batch_size=1"]
+    with pytest.raises(ConfigError) as caught:
+        train(parse_command_line("", "", argv, start_of)[0].config)
+    assert str(caught.value) == (
+        f"model.vocab_size is 50 (that of init_from {model}, if not given beside it) but the tokenizer has 81 ids: set "
+        "it to 81 or more, or keep the tokenizer of that model"
+    )
+    assert main([*argv, "model.vocab_size=81", "train.steps=1"]) == 0
+
+
+@pytest.mark.parametrize("command", [main, plan, show, verify])
+def test_every_command_reads_the_model_that_a_run_begins_from(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sequence as long as the model's positions, which are more than those of the defaults (1024)."""
+    model = made(tmp_path / "model", "llama", replace(MODELS["llama"], max_positions=2048))
+    with pytest.raises(SystemExit) as caught:
+        command([f"init_from={model}", "data.seq_length=2048", "train.steps=1", "parallel.data=1", "--print-config"])
+    assert caught.value.code == 0
+    assert re.search(rf"^model.num_layers: 2 +# init_from {model}$", capsys.readouterr().out, re.MULTILINE)
 
 
 def chat_model(directory: Path) -> Path:

@@ -116,8 +116,8 @@ def parse_command_line(
     prog: str,
     description: str,
     argv: Sequence[str],
+    resolve: Callable[[Config], Mapping[str, Any]],
     extra: Callable[[argparse.ArgumentParser], object] | None = None,
-    resolve: Callable[[Config], Mapping[str, Any]] | None = None,
 ) -> tuple[Loaded, argparse.Namespace]:
     """Read `[CONFIG.yaml] [KEY=VALUE ...] [options]` and check the configuration.
 
@@ -125,8 +125,9 @@ def parse_command_line(
         prog: what the user typed, e.g. `python -m megajax.train`.
         description: one sentence for `--help`.
         argv: the words after it.
+        resolve: reads the values by key that `init_from` implies, where that is no run; it must not write
+            (`megajax.training.init_from.start_of`, which is out of reach here).
         extra: adds the entry point's own options to the parser; they come back in the namespace.
-        resolve: reads the values by key that `init_from` implies, where that is no run; it must not write.
 
     Raises:
         ConfigError: anything the user has to correct.
@@ -149,7 +150,7 @@ def parse_command_line(
     if len(files) > 1:
         raise ConfigError(f"more than one configuration file ({', '.join(files)}); others are KEY=VALUE")
     loaded = load_config(files[0] if files else None, overrides)
-    if resolve is not None and (start := resolve(loaded.config)):
+    if start := resolve(loaded.config):
         loaded = load_config(files[0] if files else None, overrides, start)
     check_config(loaded.config)
     if options.print_config:

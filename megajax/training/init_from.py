@@ -99,7 +99,7 @@ def start_from(
         params, record = checkpoints.restore(like, at, part="params")
     learned, wanted = its.model.vocab_size or record["tokenizer"]["vocab_size"], config.model.vocab_size
     if wanted != learned:
-        params = with_vocabulary(params, learned, wanted or 0, canonical.shardings.params, str(path))
+        params = grow_vocabulary(params, learned, wanted or 0, canonical.shardings.params, str(path))
     carry_over(start.path, run.path, record["tokenizer"], tokenizer)
     if record["tokenizer"] != tokenizer.identity:
         log.warning("init_from %s was trained with another tokenizer: its embedding means other words", path)
@@ -107,7 +107,7 @@ def start_from(
     return canonical.back(canonical.of(state)._replace(params=params))
 
 
-def with_vocabulary(params: Any, learned: int, wanted: int, shardings: Any, path: str) -> Any:
+def grow_vocabulary(params: Any, learned: int, wanted: int, shardings: Any, path: str) -> Any:
     """Weights of a larger vocabulary: its new rows (embedding, head, bias) are the mean of the learned ones.
 
     Args:

@@ -32,8 +32,12 @@ def prepare(config: Config, run: RunDirectory, trained: bool) -> tuple[Config, T
     tokenizer = build_tokenizer(tokenizer_config)
     wanted = config.model.vocab_size
     if wanted is not None and wanted < tokenizer.vocab_size:
+        origin, remedy = "", "unset it, or raise it"
+        if config.init_from is not None:  # unset, it is that model's again
+            origin = f" (that of init_from {config.init_from}, if not given beside it)"
+            remedy = f"set it to {tokenizer.vocab_size} or more, or keep the tokenizer of that model"
         raise ConfigError(
-            f"model.vocab_size is {wanted} but the tokenizer has {tokenizer.vocab_size} ids: unset it, or raise it"
+            f"model.vocab_size is {wanted}{origin} but the tokenizer has {tokenizer.vocab_size} ids: {remedy}"
         )
     model = replace(config.model, vocab_size=wanted or tokenizer.vocab_size)
     model = fit_vocabulary(model, config.parallel)

@@ -19,7 +19,7 @@ from megajax.config.cli import entry_point, parse_command_line
 
 @entry_point
 def main(argv):
-    loaded, options = parse_command_line("python -m driver", "Try.", argv)
+    loaded, options = parse_command_line("python -m driver", "Try.", argv, lambda config: {})
     print("layers", loaded.config.model.num_layers)
 
 if __name__ == "__main__":
@@ -35,7 +35,11 @@ def python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
 @entry_point
 def main(argv: list[str]) -> int | None:
     loaded, options = parse_command_line(
-        "python -m driver", "Try.", argv, extra=lambda parser: parser.add_argument("--dry-run", action="store_true")
+        "python -m driver",
+        "Try.",
+        argv,
+        lambda config: {},
+        lambda parser: parser.add_argument("--dry-run", action="store_true"),
     )
     print("layers", loaded.config.model.num_layers, "dry" if options.dry_run else "wet")
 

@@ -10,11 +10,13 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launch.run import Run
+from tests.checkpoint.hf.made import MODELS, made
 from tests.launch.programs import finish, launch, python, tiny_run, until
 
 CONFIG = ["megajax.train", "configs/models/gpt2_124m.yaml", "train.global_batch_size=12", "parallel.fsdp=2"]
@@ -122,6 +124,15 @@ def test_legal_numbers_of_processes():
     run = Run.of(["python", "-m", *CONFIG], processes=8, devices=1)
     assert [number for number in range(1, 9) if run.allows(number)] == [2, 4, 6]
     assert (run.fewer(8, 1), run.fewer(6, 1), run.fewer(4, 3)) == (6, 4, None)
+
+
+def test_the_architecture_of_the_model_that_it_begins_from(tmp_path: Path):
+    """As training reads it: 2048 positions, and not the 1024 of the defaults, allow such a sequence."""
+    model = made(tmp_path / "model", "llama", replace(MODELS["llama"], max_positions=2048))
+    words = [f"init_from={model}", "data.seq_length=2048", "train.steps=1", f"output_dir={tmp_path}/run"]
+    run = Run.of(["python", "-m", "megajax.train", *words], processes=2, devices=1)
+    assert run.config is not None
+    assert (run.config.model.num_layers, run.config.model.max_positions) == (2, 2048)
 
 
 def test_fewer_processes_take_fewer_gpus(tmp_path: Path):
