@@ -7,15 +7,18 @@ from typing import Any, NamedTuple
 from megajax.config.base import ConfigError
 from megajax.config.config import Config
 from megajax.config.keys import FIELDS
+from megajax.config.yaml_text import yaml_text
 
 
 class Needs(NamedTuple):
     """Keys that mean something only where another key has one of some values."""
 
     key: str
-    values: tuple[str, ...]
+    values: tuple[str | None, ...]
     """Any that is set (not 0, false, unset or empty) where there is none."""
     keys: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    """Other keys, of which any that is set gives them a meaning as well."""
 
 
 NEEDS = (
@@ -62,7 +65,15 @@ NEEDS = (
     Needs("optim.name", ("sgd", "muon"), ("optim.momentum",)),
     Needs("optim.name", ("adamw", "lion", "muon"), ("optim.beta1", "optim.beta2")),
     Needs("optim.name", ("adamw", "muon"), ("optim.eps",)),
+    Needs("optim.decay_style", ("linear", "cosine", "inverse_sqrt", "wsd"), ("optim.min_lr",)),
+    Needs(
+        "optim.decay_style",
+        ("linear", "cosine", "inverse_sqrt", "wsd"),
+        ("optim.decay_steps", "optim.decay_samples"),
+        ("optim.warmup_fraction",),
+    ),
     Needs("optim.decay_style", ("wsd",), ("optim.wsd_style", "optim.wsd_steps", "optim.wsd_samples")),
+    Needs("optim.warmup_steps", (), ("optim.warmup_init_lr",), ("optim.warmup_samples", "optim.warmup_fraction")),
     Needs(
         "train.precision",
         ("fp16",),
@@ -75,8 +86,14 @@ NEEDS = (
             "loss_scale.max_skips_at_minimum",
         ),
     ),
+    Needs(
+        "loss_scale.constant",
+        (None,),
+        ("loss_scale.initial", "loss_scale.minimum", "loss_scale.window", "loss_scale.hysteresis"),
+    ),
     Needs("health.spike_factor", (), ("health.window",)),
     Needs("health.policy", ("skip", "rollback"), ("health.patience",)),
+    Needs("log.sample_prompt", (), ("log.sample_tokens",)),
 )
 
 
@@ -87,12 +104,15 @@ def check_switches(config: Config) -> None:
         ConfigError: names the key, what it needs and the remedy.
     """
     for key, needs in ignored_keys(config).items():
-        value, there = value_of(config, key), value_of(config, needs.key)
+        value, there = value_of(config, key), yaml_text(value_of(config, needs.key))
+        default = yaml_text(FIELDS[key].default)  # to be given where a preset sets the key
         if needs.values:
-            raise ConfigError(
-                f"{key} is for {needs.key} {' or '.join(needs.values)}, not {there}: leave it unset (it is {value})"
-            )
-        raise ConfigError(f"{key} is {value} without {needs.key}, to which it belongs: set that, or leave it unset")
+            right = " or ".join([f"{needs.key} {' or '.join(map(yaml_text, needs.values))}", *needs.others])
+            raise ConfigError(f"{key} is for {right}, not {there}: leave it at its default {default} (it is {value})")
+        right = " or ".join([needs.key, *needs.others])
+        raise ConfigError(
+            f"{key} is {value} without {right}, to which it belongs: set that, or leave it at its default {default}"
+        )
 
 
 def ignored_keys(config: Config) -> dict[str, Needs]:
@@ -100,7 +120,7 @@ def ignored_keys(config: Config) -> dict[str, Needs]:
     found: dict[str, Needs] = {}
     for needs in NEEDS:
         there = value_of(config, needs.key)
-        if there in needs.values or (there and not needs.values):
+        if there in needs.values or (there and not needs.values) or any(value_of(config, key) for key in needs.others):
             continue
         for key in needs.keys:
             if value_of(config, key) != FIELDS[key].default:

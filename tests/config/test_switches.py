@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 from megajax.config import Config, ConfigError, check_config, load_config
 from megajax.config.keys import FIELDS
+from megajax.config.optim import OptimConfig
 from megajax.config.switches import NEEDS, Needs, value_of
 from megajax.data.batch import batch_arrays
 from megajax.models.dropout import sample_keys
@@ -18,6 +20,7 @@ from megajax.models.families import build_model
 from megajax.models.layout import Layout
 from megajax.models.losses import objective
 from megajax.models.model import Model
+from megajax.training.schedule import Schedule, learning_rate
 
 SMALL = (
     "model.vocab_size=90 model.num_layers=2 model.hidden_size=32 model.num_heads=4 model.max_positions=32 "
@@ -107,33 +110,43 @@ VALUES = {
     "data.fim_tokens": "[a,b,c]", "data.mask_eod_loss": "true",
     "data.reset_positions": "true", "data.reset_attention": "true",
     "optim.momentum": "0.5", "optim.beta1": "0.5", "optim.beta2": "0.5", "optim.eps": "0.5",
+    "optim.min_lr": "1e-5", "optim.decay_steps": "8", "optim.decay_samples": "80", "optim.warmup_init_lr": "1e-5",
     "optim.wsd_style": "linear", "optim.wsd_steps": "2", "optim.wsd_samples": "2", "loss_scale.constant": "8",
     "loss_scale.initial": "8", "loss_scale.minimum": "2", "loss_scale.window": "7", "loss_scale.hysteresis": "3",
     "loss_scale.max_skips_at_minimum": "3", "health.window": "7", "health.patience": "7",
+    "log.sample_tokens": "7",
 } | {f"model.{key}": value for key, value in OTHERS.items()}  # fmt: skip
 RIGHT = {
     "model.positions": "model.positions=rope", "model.rope_scaling_factor": MODELS["rope"],
     "model.experts": "model.experts=4 model.bias=false", "model.shared_ffn_size": MODELS["mixture"],
     "data.fim_rate": "data.fim_rate=0.5", "train.precision": "train.precision=fp16",
     "health.spike_factor": "health.spike_factor=3", "health.policy": "health.policy=skip",
-    "optim.decay_style": "optim.decay_style=wsd optim.wsd_steps=1",
+    "optim.warmup_steps": "optim.warmup_steps=2", "optim.warmup_samples": "train.steps=null train.samples=100 "
+    "optim.warmup_samples=20", "optim.warmup_fraction": "optim.warmup_fraction=0.1",
+    "loss_scale.constant": "train.precision=fp16", "log.sample_prompt": "log.sample_prompt=5",
 }  # fmt: skip
 FAMILIES = {"gpt": "", "bert": MODELS["bert"], "t5": T5}
 
 
-def right(key: str, value: str) -> str:
+def right(key: str, value: str | None) -> str:
     """Words that give a governing key one of the values that it should have."""
     if key in ("model.family", "data.kind"):
-        return FAMILIES[value]
+        return FAMILIES[str(value)]
+    if key == "optim.decay_style":
+        return f"{key}={value} optim.wsd_steps={1 if value == 'wsd' else 'null'}"
     return f"{key}={value}" if key == "optim.name" else RIGHT[key]
 
 
-def wrong(key: str, values: tuple[str, ...]) -> str:
+def wrong(key: str, values: tuple[str | None, ...]) -> str:
     """Words that give it another value."""
     if key in ("model.family", "data.kind"):
         return next(words for family, words in FAMILIES.items() if family not in values)
     rule = "optim.name=sgd" if "lion" in values else "optim.name=lion"
-    return {"optim.name": rule, "model.positions": "model.positions=none"}.get(key, "")
+    style = f"optim.decay_style={'linear' if values == ('wsd',) else 'constant'}"
+    return {
+        "optim.name": rule, "model.positions": "model.positions=none", "optim.decay_style": style,
+        "loss_scale.constant": "train.precision=fp16 loss_scale.constant=8",
+    }.get(key, "")  # fmt: skip
 
 
 @pytest.mark.parametrize(("needs", "key"), GOVERNED, ids=[f"{key}-{needs.key}" for needs, key in GOVERNED])
@@ -146,15 +159,49 @@ def test_a_key_is_refused_without_what_it_needs(needs: Needs, key: str) -> None:
         config_of(without, word)
     assert str(caught.value).startswith(f"{key} is ")
     assert needs.key in str(caught.value)
-    for value in needs.values or ("",):
-        units = "train.steps=null train.samples=100 optim.wsd_steps=null" if key == "optim.wsd_samples" else ""
-        assert value_of(config_of(right(needs.key, value), units, word), key) != FIELDS[key].default
+    given = [right(needs.key, value) for value in needs.values or ("",)]
+    given += [f"{without} {RIGHT[other]}" for other in needs.others]
+    for words in given:
+        units = ""
+        if key.endswith("_samples"):
+            units = "train.steps=null train.samples=100 optim.wsd_steps=null"
+            units += " optim.wsd_samples=2" if "style=wsd" in words else ""
+        assert value_of(config_of(words, units, word), key) != FIELDS[key].default
+
+
+def test_what_is_refused_names_the_default() -> None:
+    """A preset may have set the key, which cannot be taken back then, but be given its default."""
+    with pytest.raises(ConfigError) as caught:
+        config_of("optim.decay_style=constant optim.decay_steps=8")
+    assert str(caught.value) == (
+        "optim.decay_steps is for optim.decay_style linear or cosine or inverse_sqrt or wsd or optim.warmup_fraction, "
+        "not constant: leave it at its default null (it is 8)"
+    )
+    with pytest.raises(ConfigError) as caught:
+        config_of("optim.warmup_init_lr=1e-5")
+    assert str(caught.value) == (
+        "optim.warmup_init_lr is 1e-05 without optim.warmup_steps or optim.warmup_samples or optim.warmup_fraction, to "
+        "which it belongs: set that, or leave it at its default 0.0"
+    )
+
+
+def test_what_the_table_says_of_the_schedule() -> None:
+    """The keys that a constant rate refuses change no rate of it; those that it takes do."""
+    n = np.arange(0, 120, 4)
+    constant = OptimConfig(lr=1e-3, decay_style="constant", warmup_fraction=0.5)
+    rates = learning_rate(n, Schedule.from_config(constant, 100, 4))
+    for changed, same in (({"min_lr": 1e-4}, True), ({"decay_steps": 10}, False), ({"warmup_init_lr": 1e-4}, False)):
+        others = learning_rate(n, Schedule.from_config(replace(constant, **changed), 100, 4))
+        assert np.array_equal(rates, others) == same, changed
+    flat = OptimConfig(lr=1e-3, decay_style="constant")
+    for ignored in ({"decay_steps": 10}, {"warmup_init_lr": 1e-4}):
+        others = learning_rate(n, Schedule.from_config(replace(flat, **ignored), 100, 4))
+        assert np.array_equal(others, learning_rate(n, Schedule.from_config(flat, 100, 4)))
 
 
 FREE = {
     "data": "kind path train_path valid_path test_path text text_key mock split seq_length fim_rate cache_dir prefetch",
-    "optim": "name lr min_lr weight_decay clip_grad decay_style warmup_init_lr warmup_steps warmup_samples "
-    "warmup_fraction decay_steps decay_samples",
+    "optim": "name lr weight_decay clip_grad decay_style warmup_steps warmup_samples warmup_fraction",
     "loss_scale": "",
     "health": "policy spike_factor",
 }
