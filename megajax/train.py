@@ -181,7 +181,7 @@ class Trainer:
         before = Mix.from_record(record["data"]) if record else None
         self.datasets = build_datasets(
             config.data, counts, config.train.seed, self.tokenizer, config.model.family, config.model.pair_task,
-            before, self.consumed,
+            before, self.consumed, (jax.process_index(), jax.process_count()),
         )  # fmt: skip
         if not isinstance(self.datasets["train"], TrainingData):
             raise ConfigError(f"data.split {config.data.split} leaves no document to train on")

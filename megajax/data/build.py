@@ -26,6 +26,7 @@ def build_datasets(
     pair_task: bool = False,
     before: Mix | None = None,
     consumed: int = 0,
+    share: tuple[int, int] = (0, 1),
 ) -> dict[str, Dataset | None]:
     """Build the dataset of every split.
 
@@ -38,6 +39,7 @@ def build_datasets(
         pair_task: samples of BERT are two parts.
         before: the mix of sources that a resumed run was trained on.
         consumed: samples it was trained on.
+        share: number of this process and of all, which share looking through the files for ids outside.
 
     Returns:
         A dataset per split, a `TrainingData` where its size is a number; None where no samples are wanted or the split
@@ -60,7 +62,7 @@ def build_datasets(
         elif parts:
             resumed = (before, consumed) if name == "train" else (None, 0)
             built[name] = _many_epochs(maker, parts, num_samples, *resumed, alone=len(sources) == 1)
-    maker.scan.start()
+    maker.scan.start(share)
     return built
 
 

@@ -1,14 +1,16 @@
 """Token files against the vocabulary of the tokenizer that is to read them.
 
 Whoever writes token files here notes the range of their ids in `PREFIX.ids.json` beside them; a file without a note of
-its own contents is looked through: the first half GiB before training, the rest a little with every batch.
+its own contents is looked through: the first half GiB before training, the rest a little with every batch. Of several
+processes each looks through its own share of the pieces.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -120,24 +122,26 @@ class VocabularyScan:
         for found in ends or []:
             self._check(indexed, found)
 
-    def start(self) -> None:
+    def start(self, share: tuple[int, int] = (0, 1)) -> None:
         """Look through the beginnings of all files that have no note, which is all of them if they are small.
+
+        Args:
+            share: number of this process, and how many share the work.
 
         Raises:
             ConfigError: an id is outside the vocabulary.
         """
-        share = _AT_START // max(1, len(self._unknown))
-        begun = [(indexed, share // indexed.dtype.itemsize) for indexed in self._unknown]
-        for indexed, tokens in begun:
-            self._look(indexed, 0, tokens)
-        self._left = (
-            (indexed, start, start + _WITH_A_BATCH // indexed.dtype.itemsize)
-            for indexed, done in begun
-            for start in range(done, indexed.total, _WITH_A_BATCH // indexed.dtype.itemsize)
-        )
+        first, count = share
+        size = _AT_START // max(1, len(self._unknown))
+        begun = [(indexed, size // indexed.dtype.itemsize) for indexed in self._unknown]
+        beginnings = _pieces((indexed, 0, min(stop, indexed.total)) for indexed, stop in begun)
+        rest = _pieces((indexed, start, indexed.total) for indexed, start in begun)
+        for piece in islice(beginnings, first, None, count):
+            self._look(*piece)
+        self._left = islice(rest, first, None, count)
 
     def go_on(self) -> None:
-        """Look through a little more; costs about as much as a batch.
+        """Look through a piece more, 16 MiB.
 
         Raises:
             ConfigError: an id is outside the vocabulary.
@@ -165,6 +169,13 @@ class VocabularyScan:
         sequence = np.searchsorted(indexed.pointers, found.place * indexed.dtype.itemsize, side="right") - 1
         document = np.searchsorted(indexed.document_index, sequence, side="right") - 1
         raise _outside(indexed.bin_path, found.token, self._vocab_size, f" (document {document})")
+
+
+def _pieces(spans: Iterable[tuple[TokenFile, int, int]]) -> Iterator[tuple[TokenFile, int, int]]:
+    """Spans of tokens, cut into what is looked through at a time."""
+    for indexed, first, end in spans:
+        size = _WITH_A_BATCH // indexed.dtype.itemsize
+        yield from ((indexed, start, min(start + size, end)) for start in range(first, end, size))
 
 
 def check_vocabulary(tokens: np.ndarray, vocab_size: int, path: Path) -> None:

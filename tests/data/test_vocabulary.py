@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from megajax.config import ConfigError, DataConfig
+from megajax.data import vocabulary
 from megajax.data.build import build_datasets
 from megajax.data.indexed import Index, IndexedDataset, IndexedWriter, write_index
 from megajax.data.merge import merge_token_files
 from megajax.data.tokenizers import NullTokenizer
+from megajax.data.vocabulary import VocabularyScan
 
 TOKENIZER = NullTokenizer(999)
 ROOT = Path(__file__).parents[2]
@@ -65,6 +67,35 @@ def test_the_first_half_gib_is_looked_through_at_the_start_and_the_rest_with_eve
             data.batch(np.array([0]))
 
 
+@pytest.mark.parametrize("at_start", [1 << 29, 16])
+def test_every_piece_is_looked_through_by_one_of_the_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_start: int
+) -> None:
+    """Two files of 41 tokens, 4 tokens a piece, three processes; at the start, or with batches."""
+    monkeypatch.setattr(vocabulary, "_WITH_A_BATCH", 8)
+    monkeypatch.setattr(vocabulary, "_AT_START", at_start)
+    found = []
+    for place in range(82):
+        tokens = np.zeros(82, int)
+        tokens[place] = 5000
+        for name, part in (("a", tokens[:41]), ("b", tokens[41:])):
+            write(tmp_path / name, [part.tolist()])
+            (tmp_path / f"{name}.ids.json").unlink()
+        finders = []
+        for process in range(3):
+            scan = VocabularyScan(1000)
+            for name in "ab":
+                scan.add(IndexedDataset(tmp_path / name))
+            try:
+                scan.start((process, 3))
+                for _ in range(30):
+                    scan.go_on()
+            except ConfigError:
+                finders.append(process)
+        found.append(len(finders))
+    assert found == [1] * 82
+
+
 def test_a_note_is_of_its_own_contents(tmp_path: Path) -> None:
     """Somebody else's pair under the same name is looked through, whatever note lies beside it."""
     write(tmp_path / "corpus", [[1, 2, 3, 4]] * 3)
@@ -110,6 +141,7 @@ import numpy as np
 from megajax.config import DataConfig
 from megajax.data.build import build_datasets
 from megajax.data.tokenizers import NullTokenizer
+from megajax.data.vocabulary import VocabularyScan
 paths = tuple(word for i in range(300) for word in ("1", f"{tmp_path}/{{i}}"))
 for _ in range(2):
     config = DataConfig(seq_length=4, path=paths, split="1")
