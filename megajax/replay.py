@@ -4,24 +4,30 @@ The steps from the newest checkpoint before N are taken twice. Loss and gradient
 run recorded, and the state after step N against that of the other pass and of the run's own checkpoint, if it kept one.
 A difference is a fault of a device, a kernel that is not deterministic (`train.deterministic`), or other software than
 the run had. Other layouts give other bits: replay on the devices of the run, under a launcher if it had one, and name
-the keys that were not those of its first start, such as a mesh of fewer hosts.
+the keys that were not those of its first start, such as a mesh of fewer hosts. The batch size is the recorded one;
+where the run had other sources or another length by then, replaying without them is refused.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from megajax.checkpoint.fingerprint import fingerprint
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import ConfigError
+from megajax.config import Config, ConfigError, check_config
 from megajax.config.cli import OneLineParser, entry_point
+from megajax.config.yaml_text import yaml_text
+from megajax.data.consumed import Mix, same_sources
 from megajax.observe.clock import Clock
 from megajax.train import Trainer, join_cluster
+from megajax.training.batch_size import BatchSizeRamp
 from megajax.training.run_directory import RunDirectory
+from megajax.training.schedule import Schedule
 
 Metrics = dict[str, float | None]
 """By name; None for what is not finite, as in metrics.jsonl."""
@@ -42,14 +48,19 @@ def main(argv: list[str]) -> int:
         with Checkpoints(run.checkpoints(config.checkpoint), None, run.owner) as checkpoints, cluster.guard():
             start, stop = choose_steps(checkpoints, options.step)
             recorded = recorded_metrics(run.path / "metrics.jsonl", start, stop)
+            config = with_recorded_batches(config, recorded, checkpoints.record(start)["consumed_samples"], start, stop)
             trainer = Trainer(config, run, checkpoints, cluster, Clock(), start)
+            record = checkpoints.record(stop) if stop in checkpoints.steps else None
+            if record:
+                check_as_then(record, trainer.dataset.mix, trainer.schedule)
             passes = [take_steps(trainer, start, stop) for _ in range(2)]
-            kept = checkpoints.record(stop)["fingerprint"] if stop in checkpoints.steps else None
+            kept = record["fingerprint"] if record else None
         differences = compare(passes, recorded, kept)
         for difference in differences:
             trainer.say(f"differs: {difference}")
+        size = f", {config.train.global_batch_size} samples each" if config.train.rampup is None else ""
         what = "both passes, the run's metrics" + (" and its checkpoint" if kept else "")
-        trainer.say(f"steps {start + 1} to {stop}: {what} {'DISAGREE' if differences else 'agree in every bit'}")
+        trainer.say(f"steps {start + 1} to {stop}{size}: {what} {'DISAGREE' if differences else 'agree in every bit'}")
         return int(bool(differences))
 
 
@@ -81,6 +92,61 @@ def choose_steps(checkpoints: Checkpoints, last: int | None) -> tuple[int, int]:
         found = ", ".join(map(str, checkpoints.steps)) or "none"
         raise ConfigError(f"{checkpoints.directory} has no checkpoint before step {last} ({found}): {remedy}")
     return start, last
+
+
+def with_recorded_batches(config: Config, recorded: dict[int, Metrics], consumed: int, start: int, stop: int) -> Config:
+    """The configuration with the batch size that the steps behind `start`, up to `stop`, had.
+
+    Args:
+        config: of the first start of the run, or as the user says.
+        recorded: by step.
+        consumed: samples up to `start`.
+        start: the step to start from.
+        stop: the last step.
+
+    Raises:
+        ConfigError: they had several, and not by a ramp that is that of the configuration.
+    """
+    taken = {step: int(recorded[step]["batch-size"] or 0) for step in range(start + 1, stop + 1) if step in recorded}
+    size = taken.get(start + 1, config.train.global_batch_size)
+    if config.train.rampup is None and size != config.train.global_batch_size:
+        config = replace(config, train=replace(config.train, global_batch_size=size))
+        check_config(config)
+    ramp = BatchSizeRamp.from_config(config.train)
+    for step in range(start + 1, stop + 1):
+        size = ramp.batch_size_at(consumed)
+        if taken.get(step, size) != size:
+            remedy = "give train.rampup and train.global_batch_size as they were then"
+            if config.train.rampup is None:
+                remedy = f"choose a --step up to {step - 1}, as the checkpoint at which it changed is gone"
+            raise ConfigError(f"step {step} had {taken[step]} samples, where the run goes on with {size}: {remedy}")
+        consumed += size
+    return config
+
+
+def check_as_then(record: dict[str, Any], mix: Mix, schedule: Schedule) -> None:
+    """Refuse steps that would read other samples, or at other learning rates, than the run did.
+
+    Args:
+        record: of the checkpoint of the last step.
+        mix: what would be read.
+        schedule: of the learning rate, as it would be.
+
+    Raises:
+        ConfigError: names the keys, and what they were.
+    """
+    then = Mix.from_record(record["data"])
+    if then.start != mix.start or not same_sources(then.sources, mix.sources):
+        words = [word for source in then.sources for word in (source.weight, source.prefix) if word is not None]
+        raise ConfigError(
+            f"the run read another mix of sources at step {record['step']}: give data.path (or data.train_path) as it "
+            f"was then, {yaml_text(words)}"
+        )
+    if schedule.style != "constant" and record.get("decay", schedule.decay) != schedule.decay:
+        raise ConfigError(
+            f"the learning rate of step {record['step']} decayed over {record['decay']:,} samples, and now over "
+            f"{schedule.decay:,}: give train.steps or train.samples as it was then"
+        )
 
 
 def take_steps(trainer: Trainer, start: int, stop: int) -> Pass:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megajax import replay
+from megajax.config import Config, ConfigError, OptimConfig, TrainConfig
+from megajax.data.consumed import Mix, Reading
 from megajax.train import main
+from megajax.training.schedule import Schedule
 from tests.made_runs import make_run
-from tests.runs import ALL_DEVICES, WORDS
+from tests.runs import ALL_DEVICES, WORDS, records
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +30,58 @@ def test_the_same_bits_come_out_again(run: Path, capfd: pytest.CaptureFixture[st
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert replay.main([str(run)]) == 0
     out = capfd.readouterr().out
-    assert "steps 11 to 20: both passes, the run's metrics and its checkpoint agree in every bit" in out
+    assert "steps 11 to 20, 8 samples each: both passes, the run's metrics and its checkpoint agree in every bit" in out
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before, "it only reads"
+
+
+def test_steps_after_a_change_of_batch_size(run: Path, tmp_path: Path, corpus: Path) -> None:
+    """Steps 11 to 20 had 16 samples, and the first start, whose values config.yaml keeps, 8."""
+    copy = shutil.copytree(run, tmp_path / "copy")
+    shutil.rmtree(copy / "checkpoints/20")
+    words = [*WORDS, *ALL_DEVICES, f"data.text={corpus}", f"output_dir={copy}", "train.global_batch_size=16"]
+    assert main(words) == 0
+    assert [line["batch-size"] for line in records(copy) if "lm loss" in line] == [8] * 10 + [16] * 10
+    assert replay.main([str(copy)]) == 0
+
+
+def test_another_length_than_the_run_had_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Which would give other learning rates: no fault of a device."""
+    assert replay.main([str(run), "train.steps=40"]) == 2
+    error = "the learning rate of step 20 decayed over 160 samples, and now over 320: give train.steps or train.samples"
+    assert error in capfd.readouterr().err
+
+
+def test_batch_sizes_are_those_recorded() -> None:
+    """From a checkpoint at step 2; where a checkpoint is gone at which the size changed, or a ramp is another one."""
+
+    def size(*sizes: int, **train: Any) -> int:
+        recorded: dict[int, replay.Metrics] = {step: {"batch-size": float(n)} for step, n in enumerate(sizes, 3)}
+        config = Config(train=TrainConfig(**{"steps": 9, "global_batch_size": 8} | train))
+        return replay.with_recorded_batches(config, recorded, 16, 2, 5).train.global_batch_size
+
+    assert (size(), size(8, 8, 8), size(4, 4), size(16, 16, 16)) == (8, 8, 4, 16)
+    with pytest.raises(ConfigError) as caught:
+        size(8, 8, 4)
+    assert str(caught.value) == (
+        "step 5 had 4 samples, where the run goes on with 8: choose a --step up to 4, as the checkpoint at which it "
+        "changed is gone"
+    )
+    ramp = {"steps": None, "samples": 80, "rampup": (4, 4, 24)}
+    assert size(4, 4, 8, **ramp) == 8
+    with pytest.raises(ConfigError, match=r"step 5 had 4 samples.* give train\.rampup and train\.global_batch_size"):
+        size(4, 4, 4, **ramp)
+    with pytest.raises(ConfigError, match=r"step 5 had 8 samples, where the run goes on with 4"):
+        size(4, 4, 8, **ramp | {"rampup": (4, 4, 40)})
+
+
+def test_another_mix_than_the_run_read_is_refused() -> None:
+    a, b = Reading("a", "A", 1.0), Reading("b", "B", 3.0)
+    schedule = Schedule.from_config(OptimConfig(), 100, 4)
+    record = {"step": 5, "data": Mix(8, (a, b)).to_record(), "decay": 100}
+    replay.check_as_then(record, Mix(8, (Reading("moved", "A", 2.0), Reading("b", "B", 6.0))), schedule)
+    for mix in (Mix(0, (a,)), Mix(0, (a, b)), Mix(8, (b, a))):
+        with pytest.raises(ConfigError, match=r"another mix of sources at step 5.* was then, \[1\.0, a, 3\.0, b\]"):
+            replay.check_as_then(record, mix, schedule)
 
 
 def test_a_single_bit_is_found(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +99,7 @@ def test_a_single_bit_is_found(run: Path, capfd: pytest.CaptureFixture[str]) -> 
         metrics.write_text(original)
     out = capfd.readouterr().out
     assert "differs: step 13 lm loss: " in out
-    assert "steps 11 to 13: both passes, the run's metrics DISAGREE" in out
+    assert "steps 11 to 13, 8 samples each: both passes, the run's metrics DISAGREE" in out
 
 
 def test_there_has_to_be_a_checkpoint_before(run: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def go_on(before: Mix | None, samples: int, wanted: Sequence[Reading]) -> Mix:
             raise ConfigError(
                 f"{source.prefix} holds other documents than at the run's checkpoint: restore it, or use a new name"
             )
-    if _same(before.sources, wanted):
+    if same_sources(before.sources, wanted):
         names = [source.prefix for source in wanted]
         kept = tuple(replace(old, prefix=name) for old, name in zip(before.sources, names, strict=True))
         return replace(before, sources=kept)
@@ -95,7 +95,7 @@ def go_on(before: Mix | None, samples: int, wanted: Sequence[Reading]) -> Mix:
     return Mix(samples, tuple(sources), tuple(replace(old, first=old.consumed) for old in known.values()))
 
 
-def _same(before: Sequence[Reading], wanted: Sequence[Reading]) -> bool:
+def same_sources(before: Sequence[Reading], wanted: Sequence[Reading]) -> bool:
     """Whether two mixes draw the same sources in the same proportions."""
     if [source.identity for source in before] != [source.identity for source in wanted]:
         return False
