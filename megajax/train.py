@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -46,7 +45,7 @@ from megajax.training.canonical import CanonicalForm
 from megajax.training.compiled import CompiledStep
 from megajax.training.evaluate import Evaluator
 from megajax.training.feed import Feed
-from megajax.training.health import RollBack, check_step, give_up
+from megajax.training.health import Returns, RollBack, check_step, give_up
 from megajax.training.init_from import prepare_start, start_from, start_of
 from megajax.training.pulse import Pulse
 from megajax.training.run_directory import RunDirectory
@@ -196,7 +195,7 @@ class Trainer:
         self.evaluator = Evaluator(build_eval_step(config, rules, kernel.name), self.feed, config)
 
         self.validation: dict[int, float] = {}
-        self.returns = Counter[int]()
+        self.returns = Returns(run.returns_file, trained, cluster.first)
         self.pulse, self.request = Pulse(), Request.NOTHING
         self.seconds = np.zeros((cluster.processes, 2))
         self.reporter = Reporter(config.log, run.path, self.steps, self.step, throughput_of(config, mesh), clock)
@@ -329,8 +328,7 @@ class Trainer:
         with self.watchdog.patient():
             del self.state  # there may not be room for two
             saved = self.restore()["step"]
-        self.returns[saved] += 1
-        if self.returns[saved] > self.config.health.patience:
+        if not self.returns.add(saved, self.config.health.patience):
             raise give_up(bad, self.config, saved)
         log.warning("%s: back to the weights of step %d, going on behind step %d", bad, saved, bad.step)
         self.step, self.consumed = bad.step, bad.samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -103,6 +104,38 @@ def test_a_run_does_not_go_back_for_ever(
     assert main(words("health.policy=rollback", "health.patience=2")) == 3
     assert "megajax: stopped: the loss is nan at step 14" in (err := capfd.readouterr().err)
     assert "went back to step 10 2 times and came no further" in err
+
+
+def test_returns_count_over_a_crash(
+    words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Everything from step 12 on is bad, and after one of two returns the machine fails.
+
+    The next start has one return left, and gives up at the second bad step; the one after that has both again.
+    """
+    seen: list[int] = []
+
+    def fail_once(batch: dict[str, np.ndarray]) -> None:
+        seen.append(len(seen))
+        if len(seen) == 3:  # 12 was bad, 13 on its way, and this is 13 after the return
+            raise RuntimeError("the machine fails")
+        not_a_number(batch)
+
+    spoil(monkeypatch, *range(12, 21), how=fail_once)
+    said, file = words("health.policy=rollback", "health.patience=2"), tmp_path / "run/returns.json"
+    with pytest.raises(RuntimeError, match="the machine fails"):
+        main(said)
+    assert json.loads(file.read_text()) == {"10": 1}
+    for last in (13, 14):
+        assert main(said) == 3
+        err = capfd.readouterr().err
+        assert f"megajax: stopped: the loss is nan at step {last}" in err
+        assert "went back to step 10 2 times and came no further" in err
+        assert not file.exists()
+
+    file.write_text("[")
+    assert main(said) == 2
+    assert f"{file} is damaged: delete it, and returns count from this start on" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "saved"), [(signal.SIGTERM, [3]), (signal.SIGUSR1, [3, 10, 20])])

@@ -9,8 +9,10 @@ batches). The running mean is part of the state, so a resumed run judges as an u
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +20,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from megajax.config.base import ConfigError
 from megajax.config.config import Config
 from megajax.config.train import HealthConfig
+from megajax.data.files import atomic_write
 from megajax.observe.late import StepMetrics
 from megajax.training.loss_scale import check_loss_scale
 from megajax.training.run_directory import RunDirectory
@@ -59,6 +63,38 @@ def update_health(health: Health, loss: jax.Array, good: jax.Array, bad: jax.Arr
         good_steps=jnp.where(good, jnp.minimum(health.good_steps + 1, config.window), health.good_steps),
         bad_in_a_row=jnp.where(good, 0, health.bad_in_a_row + bad),
     )
+
+
+class Returns:
+    """How often a run went back to each of its checkpoints. A file of the run keeps the count over a crash.
+
+    Every process counts, the `first` one writes. A run that gives up begins to count afresh: whoever starts it again
+    has changed something.
+    """
+
+    def __init__(self, file: Path, trained: bool, first: bool) -> None:
+        """Go on counting in `file`, if the run is `trained`: if there is a checkpoint.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        self._file, self._first, self._counts = file, first, Counter[str]()
+        if trained and file.exists():
+            try:
+                self._counts.update({str(step): int(n) for step, n in json.loads(file.read_text("utf-8")).items()})
+            except (ValueError, AttributeError, TypeError) as error:
+                raise ConfigError(f"{file} is damaged: delete it, and returns count from this start on") from error
+
+    def add(self, step: int, patience: int) -> bool:
+        """Count one to the checkpoint of a step; False if these are more than `patience` allows."""
+        self._counts[str(step)] += 1
+        patient = self._counts[str(step)] <= patience
+        if self._first and patient:
+            with atomic_write(self._file) as file:
+                file.write(json.dumps(self._counts).encode())
+        elif self._first:
+            self._file.unlink(missing_ok=True)
+        return patient
 
 
 class RollBack(Exception):  # noqa: N818 - a way to go on, not an error

@@ -5,6 +5,7 @@
     checkpoints/     one directory a step          tensorboard/
     metrics.jsonl    one record a step             profile/      traces
     goodput.json     where the time went           init_from/    a run of an imported model
+    returns.json     how often it went back to which checkpoint, if `health.policy` is "rollback"
     config.lock      held while the run trains     init_from.json, */made_from.json: see `megajax.made_from`
 
 The first start writes config.yaml; a later start must want the same run. Values that shape the result may not change.
@@ -82,6 +83,11 @@ class RunDirectory:
     def tokenizer(self) -> Path:
         """Files of its tokenizer."""
         return self.path / TOKENIZER
+
+    @property
+    def returns_file(self) -> Path:
+        """How often it went back to which checkpoint."""
+        return self.path / "returns.json"
 
     def checkpoints(self, config: CheckpointConfig) -> str:
         """Where checkpoints are: what the configuration says, or a folder of the run."""
