@@ -15,7 +15,7 @@ from math import prod
 from megajax.config import Config
 from megajax.parallel.rules import Rule
 from megajax.planning.layouts import microbatches
-from megajax.planning.stacks import Stack, lookups, stacks
+from megajax.planning.stacks import Stack, lookups, lookups_again, stacks
 
 FP32 = 4
 
@@ -100,7 +100,8 @@ def _outside(
     gradient = Cause("gradient of a microbatch", "all-reduce", "fsdp", uses * count, size)
     if "fsdp" not in at_rest:
         return [*sending, gradient]
-    gathers = count * (1 if single else uses)
+    again = lookups_again(config.model, mesh["pipe"]) * (name == "word_embedding")
+    gathers = count * (1 if single else uses + again)
     weight = Cause("table" if is_table else "matrix", "all-gather", "fsdp", gathers, _width(config) * numbers)
     return [*sending, weight, replace(gradient, op="reduce-scatter")]
 
@@ -136,7 +137,10 @@ def _of_activations(config: Config, mesh: Mapping[str, int], name: str) -> Itera
             yield Cause("sum of the rows found", scatter, "tensor", count, looked_up)
             if spread:
                 yield Cause("gradient of the rows", gather, "tensor", count, looked_up)
-        yield Cause("sum of the rows found, and its gradient", "all-reduce", "pipe", 2 * count, residual)
+        again = lookups_again(model, mesh["pipe"]) * count
+        yield Cause("sum of the rows found, for the gradient of the norm behind it", scatter, "tensor", again, stream)
+        sums = 2 * count + again
+        yield Cause("sum of the rows found, and its gradient", "all-reduce", "pipe", sums, residual)
     if name == ("word_embedding" if model.tied_head else "head"):
         if spread:
             yield Cause("input of the head", gather, "tensor", count, stream)

@@ -94,6 +94,15 @@ def lookups(model: ModelConfig) -> int:
     return 2 if model.family == "t5" else 1
 
 
+def lookups_again(model: ModelConfig, stages: int) -> int:
+    """Times that the backward pass looks a microbatch up again.
+
+    A pipeline keeps nothing of the embedding. Lookups alone need nothing for their gradient; a norm behind them needs
+    its input.
+    """
+    return int(model.embedding_norm and stages > 1)
+
+
 class Load(NamedTuple):
     """What each expert of a mixture does for a microbatch, in every layer."""
 

@@ -18,7 +18,7 @@ from megajax.planning.cut import LAST, Cut, products
 from megajax.planning.hardware import Gpu
 from megajax.planning.operations import WIDTH
 from megajax.planning.roofline import StepTime, cuts_of, layers_per_stage, microbatch_count, stride_of, weights_in_step
-from megajax.planning.stacks import head_matrices, lookups, stacks
+from megajax.planning.stacks import head_matrices, lookups, lookups_again, stacks
 from megajax.planning.trainers import Trainer
 
 
@@ -73,10 +73,14 @@ def _sizes(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> dict
     swapped = (
         over_data * held / mesh["data"] if config.parallel.zero and mesh["fsdp"] > 1 and trainer.scans_layers else 0
     )
-    vocabulary = 4 * cut.residual * count if trainer.shares_vocabulary and stages > 1 else 0
+    sums = 4 + lookups_again(config.model, stages) * trainer.scans_layers
+    vocabulary = sums * count if trainer.shares_vocabulary and stages > 1 else 0
+    passed = 2 * (count * chunks + (stages - 1) * trainer.scans_layers)
+    if trainer.scans_layers and stages * chunks == 2:
+        passed -= 1  # a single tick of cool-down is no loop, and XLA sees that nobody needs the gradient it passes on
     return {
         **{axis: sent[axis] + outside[axis] + swapped * (axis == "fsdp") for axis in sent},
-        "pipe": 2 * (count * chunks + (stages - 1) * trainer.scans_layers) * cut.residual + vocabulary,
+        "pipe": (passed + vocabulary) * cut.residual,
         "data": over_data * held + swapped,
     }
 
@@ -143,13 +147,14 @@ def _outside(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> di
     square = model.hidden_size**2
     positions = places * model.hidden_size / (1 if places % cut.tensor else cut.tensor)
     sums = 4 * (uses * table + positions) / mesh["fsdp"] * (1 if stages == 1 else count) * scans
-    tables = (width * gathers + 4 * uses) * table + (width + 4) * positions
+    again = lookups_again(model, stages) * scans
+    tables = (width * (gathers + again) + 4 * uses) * table + (width * (1 + again) + 4) * positions
     matrices = head_matrices(model)
     transform = width * square * (matrices > 0) * (1 if stages == 1 else count) / mesh["fsdp"]
     streams = sum(cut.stream for cut in cuts) + cut.stream  # looked up, and the head's
     memory = sum(cut.stream for cut in cuts[:-1])
     return {
-        "tensor": count * ((2 * streams + memory) if cut.sequence_parallel else streams)
+        "tensor": count * (((2 * streams + memory) if cut.sequence_parallel else streams) + again * cut.stream)
         + transform * cut.sequence_parallel * scans,
         "context": sums,
         "fsdp": count * (tables + 2 * width * matrices * square),
