@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megajax.parallel.pipeline.schedule import Interleaved1F1B
+from megajax.planning.layouts import microbatches
 from megajax.planning.memory import GIB
 from megajax.planning.plan import Plan, columns
 
@@ -90,16 +92,31 @@ class CompiledPlan:
         return pairs if self.flops is None else pairs | {"products": (self.plan.time.compiled_flops, self.flops)}
 
     def deviation(self, name: str) -> float:
-        """How far a line of the comparison is from the closed form, relative to that.
-
-        Nobody knows how often a branch is taken: where one sends, the closed form may be anything between never and
-        always.
-        """
+        """How far a line of the comparison is from the closed form, relative to that."""
         closed, most = self.comparison[name]
         axis = name.removeprefix("over ")
-        in_branches = sum(s.bytes for s in self.sends if s.conditional and axis in s.axes)
-        nearest = min(max(closed, most - in_branches), most)
-        return nearest / closed - 1 if closed else math.inf * bool(nearest)
+        branches = [s for s in self.sends if s.conditional and axis in s.axes]
+        without = most - sum(s.bytes for s in branches)
+        least, most = (without + size for size in self._taken(branches))
+        nearest = min(max(closed, least), most)
+        return nearest / closed - 1 if closed else math.inf if nearest else 0.0
+
+    def _taken(self, branches: list[Sends]) -> tuple[float, float]:
+        """Bytes that collectives in branches really send, at least and at most.
+
+        A pipeline's branches are for what begins or ends with a microbatch (embedding, head, the embedding's gradient),
+        so each is taken as often as there are microbatches. The code of each is in the loop over the steady ticks, and
+        may be in that of warm-up or cool-down again. Where loops cannot be told apart, nobody knows.
+        """
+        if not branches:
+            return 0, 0
+        parallel, count = self.plan.config.parallel, microbatches(self.plan.config)
+        schedule = Interleaved1F1B(self.plan.mesh["pipe"], parallel.chunks, count)
+        steady = schedule.steady_ticks
+        if steady in (1, schedule.warmup_ticks):
+            return 0, sum(s.bytes for s in branches)
+        exact = sum(s.bytes for s in branches if s.loop[:1] == (steady,)) * count / steady
+        return exact, exact
 
     @property
     def differences(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ matrix). A fused attention kernel counts as what it computes: two products of sc
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from math import prod
 
 import jax
@@ -20,23 +21,27 @@ ATTENTION_PRODUCTS = {"__cudnn$fmhaSoftmax": 2, "__cudnn$fmhaSoftmaxBackward": 5
 """By the kernel's name, without what it names of bias and dropout."""
 
 
-def executed_flops(program: jax.stages.Compiled | str, unknown: int | None = None) -> int:
-    """FLOPs of matrix products of one run on one device; a branch counts as if it were always taken.
+def executed_flops(
+    program: jax.stages.Compiled | str, unknown: int | None = None, taken: Fraction = Fraction(1)
+) -> int:
+    """FLOPs of matrix products of one run on one device.
 
     Args:
         program: `jax.jit(f).lower(...).compile()`, or its `as_text()`.
         unknown: iterations to assume of every loop whose number depends on data; None = there must be none.
+        taken: how often branches that multiply are taken, of the times that the program comes to them.
 
     Raises:
         ValueError: matrix products in such a loop, or a kernel whose FLOPs are not known.
     """
-    total = 0
+    total = Fraction(0)
     for line in executed(program):
         if flops := _flops(line):
             if UNKNOWN in line.loop and unknown is None:
                 raise ValueError(f"loop {line.source!r} multiplies an unknown number of times: say how often")
-            total += flops * prod(trips if trips != UNKNOWN else unknown or 0 for trips in line.loop)
-    return total
+            times = prod(trips if trips != UNKNOWN else unknown or 0 for trips in line.loop)
+            total += flops * times * (taken if line.conditional else 1)
+    return round(total)
 
 
 def _flops(line: Executed) -> int:

@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from megajax.config.parallel import AXES
 from megajax.data.batch import batch_arrays
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh, simulate_devices
+from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.parallel.rules import Rules
 from megajax.planning.collectives import collectives
 from megajax.planning.compiled import SIMULATED, CompiledPlan, Sends
@@ -168,12 +170,18 @@ def main(argv: list[str]) -> None:
             "code": plan.generated_code_size_in_bytes,
         },
         "sends": [(*kind, counts[kind], sizes[kind], largest[kind]) for kind in counts],
-        "flops": None if simulated else executed_flops(compiled.step, load and load.blocks),
+        "flops": None if simulated else executed_flops(compiled.step, load and load.blocks, _head_share(config)),
         "unused": unused_inputs(compiled),
         "seconds": compiled.seconds,
         "host_bytes": 1024 * max(getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN)),
     }
     print(json.dumps(answer))
+
+
+def _head_share(config: Config) -> Fraction:
+    """Of the steady ticks of a pipeline those in which a microbatch leaves it: there alone a branch multiplies."""
+    schedule = Interleaved1F1B(config.parallel.pipe, config.parallel.chunks, microbatches(config))
+    return Fraction(schedule.microbatches, schedule.steady_ticks)
 
 
 def unused_inputs(compiled: CompiledStep) -> list[str]:

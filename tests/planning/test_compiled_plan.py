@@ -54,6 +54,19 @@ def test_for_a_gpu():
     assert compiled.bytes_by_axis == pytest.approx(sent, rel=0.05)
 
 
+@needs_compiler
+def test_a_pipelines_branches_count_as_often_as_they_are_taken():
+    """Embedding and head run for 4 microbatches, in branches of 3 ticks of warm-up and 6 steady ones."""
+    layout = ParallelConfig(data=1, pipe=2, chunks=2, tensor=2)
+    compiled = compile_plan(plan(replace(TINY, parallel=layout)))
+    assert {s.loop[0] for s in compiled.sends if s.conditional} == {3, 6}
+    assert compiled.differences == ()
+    judged = {name: compiled.deviation(name) for name in ("over pipe", "over tensor", "products")}
+    print(judged)
+    assert all(0 < abs(off) < 0.02 for name, off in judged.items() if name != "products")  # 0 would be a clamp's
+    assert abs(judged["products"]) < 0.01
+
+
 @pytest.mark.skipif(has_compiler(), reason="the CUDA plugin compiles for the GPU itself")
 def test_for_simulated_devices():
     compiled = compile_plan(plan(TINY))
