@@ -174,7 +174,7 @@ CASES = [
 
 @pytest.mark.parametrize(("model", "parallel"), CASES)
 def test_parameters_cause_what_is_sent(model: ModelConfig, parallel: dict[str, int]):
-    """`show --explain`, which goes parameter by parameter, adds up to the plan; activations cross `pipe` by themselves."""
+    """`show --explain`, parameter by parameter, adds up to the plan, but for `pipe`, which activations cross."""
     whole = planned(model, **parallel)
     total = dict.fromkeys(AXES, 0.0)
     for p in sharding_of(whole.config, whole.gpus).parameters:
