@@ -44,6 +44,7 @@ from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.data.tokenizers.export import write_tokenizer
 from megajax.data.tokenizers.tokenizer import ROLES
 from megajax.training.run_directory import RunDirectory
+from megajax.training.setup import check_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,8 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
         precision: fp32, bf16 or fp16; None for what the imported files had, or fp32.
 
     Raises:
-        ConfigError: there is no such checkpoint, it is damaged, or no family of Hugging Face has this model.
+        ConfigError: there is no such checkpoint, it is damaged, its tokenizer is not there any more, or no family of
+            Hugging Face has this model.
     """
     run, config = RunDirectory.open(run_dir)
     with Checkpoints(run.checkpoints(config.checkpoint), None, run.owner) as checkpoints:
@@ -129,6 +131,7 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
         if step is None:
             raise ConfigError(f"{run.path} has no finished checkpoint: train it first")
         record, checkpoint = checkpoints.record(step), checkpoints.directory / str(step)
+    check_tokenizer(build_tokenizer(config.tokenizer), record, run)
     model = replace(config.model, vocab_size=config.model.vocab_size or record["tokenizer"]["vocab_size"])
     imported, came = run.path / FOLDER, _came_with_model(run.path, config)
     if imported.is_dir():

@@ -99,7 +99,7 @@ def test_a_run_that_began_here_is_exported_without_its_padding(tied: bool, tmp_p
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(dump_config(config))
     with Checkpoints(tmp_path / "run" / "checkpoints", CheckpointConfig()) as checkpoints:
-        checkpoints.save(3, {"params": model}, {"step": 3, "tokenizer": {"vocab_size": 50257}})
+        checkpoints.save(3, {"params": model}, {"step": 3, "tokenizer": {"type": "null", "vocab_size": 50257}})
 
     export_model(tmp_path / "run", tmp_path / "out")
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -122,7 +122,7 @@ def test_heads_that_were_drawn_go_out_once_they_are_trained(tmp_path: Path) -> N
     config = load_config(tmp_path / "run/config.yaml").config
     model = trained(config.model)
     with Checkpoints(tmp_path / "run/checkpoints", CheckpointConfig()) as checkpoints:
-        checkpoints.save(3, {"params": model}, {"step": 3, "tokenizer": {"vocab_size": 50}})
+        checkpoints.save(3, {"params": model}, {"step": 3, "tokenizer": {"type": "null", "vocab_size": 50}})
     export_model(tmp_path / "run", tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == ["BertForPreTraining"]
     exported, info = transformers.BertForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)

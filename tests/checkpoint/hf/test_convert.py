@@ -81,7 +81,7 @@ def test_a_run_that_began_here(tied: bool, tmp_path: Path) -> None:
     run.mkdir()
     (run / "config.yaml").write_text(dump_config(replace(config, tokenizer=replace(config.tokenizer, vocab_size=99))))
     with Checkpoints(run / "checkpoints", CheckpointConfig()) as checkpoints:
-        checkpoints.save(7, state, {"step": 7, "tokenizer": {"vocab_size": 100}})
+        checkpoints.save(7, state, {"step": 7, "tokenizer": {"type": "null", "vocab_size": 100}})
     assert main(["export", str(run), "--out", str(tmp_path / "out")]) == 0
     settings = json.loads((tmp_path / "out/config.json").read_text())
     assert settings["architectures"] == ["LlamaForCausalLM"]
@@ -132,6 +132,9 @@ def test_another_tokenizer_or_template_than_came_with_the_model(tmp_path: Path) 
     assert load_model(tmp_path / "run").end_ids == (3,)
     export_model(tmp_path / "run", tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["eos_token_id"] == 3
+    (tmp_path / "run/tokenizer/vocab.json").write_text(json.dumps(came))
+    with pytest.raises(ConfigError, match=r"the tokenizer of .*/run changed since its checkpoint \(sha256\)"):
+        export_model(tmp_path / "run", tmp_path / "again")
     assert not {"chat_template.jinja", "generation_config.json"} & {path.name for path in (tmp_path / "out").iterdir()}
 
     import_model(source, tmp_path / "run2", [f"tokenizer.chat_template={tmp_path}/new.jinja"])
