@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 import yaml
@@ -21,7 +22,7 @@ import yaml
 from megajax.config import ConfigError, DataConfig, TokenizerConfig, load_config
 from megajax.config.load import load_run
 from megajax.convert import main as convert
-from megajax.data.indexed import IndexedDataset
+from megajax.data.indexed import IndexedDataset, IndexedWriter
 from megajax.data.prepare import own_tokenizer, prepare_text
 from megajax.data.tokenizers import build_tokenizer
 from megajax.generate import main as generate
@@ -238,6 +239,36 @@ def test_the_command_of_the_first_start_serves_from_elsewhere(
     assert "resumed at step 1" in start(f"data.text={workplace}/a.jsonl", "train.steps=2", "output_dir=../link")
     shutil.copy(workplace / "a.jsonl", "a.jsonl")
     assert "resumed at step 2" in start("data.text=a.jsonl", "train.steps=3", "output_dir=../run")
+
+
+def test_relative_names_from_another_folder(start: Start, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused with both names and what to start instead, which goes on."""
+    for name in ("c", "v"):
+        with IndexedWriter(workplace / name, np.dtype(np.uint16)) as writer:
+            for _ in range(8):
+                writer.add_document([*range(12)])
+    start("data.path=c")
+    split = ("data.split=100,0,0", "data.train_path=c", "data.valid_path=v")
+    start("init_from=run", *split, "output_dir=next")
+    (workplace / "elsewhere").mkdir()
+    monkeypatch.chdir(workplace / "elsewhere")
+    here, run = Path.cwd(), "python -m megajax.train ../run/config.yaml"
+    for value in ("data.path=c", "data.path=[1,c]", f"data.path=[1,{workplace}/v,1,c]"):
+        error = start(value, "train.steps=2", "output_dir=../run")
+        assert (
+            f"data.path: c.idx is not in {here}, and ../run began with {workplace}/c: name that, or start {run}"
+            in error
+        )
+    begin = (f"init_from={workplace}/run", "output_dir=../next")
+    assert f"data.train_path: c.idx is not in {here}" in start(*begin, *split, "train.steps=2")
+    error = start(*begin, split[0], f"data.train_path={workplace}/c", split[2])
+    assert f"its data.valid_path is ('{workplace}/v',), now ('v',) in {here}; start python -m" in error
+    error = start("init_from=run", "output_dir=../next", *split)
+    assert f"from {here}; ../next began from {workplace}/run: name that, or start" in error
+    for name in ("run", "next"):
+        assert main([f"../{name}/config.yaml", "train.steps=2"]) == 0
+        assert [line["step"] for line in records(workplace / name) if "lm loss" in line] == [1, 2]
+    assert "resumed at step 2" in start(f"data.path={workplace}/v", "train.steps=3", "output_dir=../run")
 
 
 def test_config_yaml_names_what_is_outside_absolutely_and_what_is_inside_from_there(

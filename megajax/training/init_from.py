@@ -37,12 +37,14 @@ def start_of(config: Config) -> Mapping[str, Any]:
     if config.init_from is None or _is_run(config.init_from):
         return {}
     run = RunDirectory(Path(config.output_dir))
-    gone = not Path(config.init_from).exists() and run.config_file.is_file()
-    if gone and any(same_paths(name, config.init_from) for name in _began_from(run)):
+    names = _began_from(run) if run.config_file.is_file() else []
+    if not Path(config.init_from).exists() and any(same_paths(name, config.init_from) for name in names):
         return start_values(load_run(run.path).config)  # it is not needed any more
     if not Path(config.init_from, "config.json").is_file():
+        known = f"; {run.path} began from {names[0]}: name that, or {run.restart}" if names else ""
         raise ConfigError(
-            f"init_from {config.init_from} is neither a run (config.yaml) nor a Hugging Face model (config.json)"
+            f"init_from {config.init_from} is neither a run (config.yaml) nor a Hugging Face model (config.json), from "
+            f"{Path.cwd()}{known}"
         )
     return read_start(Path(config.init_from))
 

@@ -35,6 +35,7 @@ from megajax.config.load import dump_run, flat_values, load_run
 from megajax.config.run_files import CONFIG, IDENTITY, TOKENIZER, TOKENIZER_FILES, same_paths
 from megajax.config.switches import ignored_keys
 from megajax.config.train import CheckpointConfig
+from megajax.data.blend import parse_data_path
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,11 @@ class RunDirectory:
     def tokenizer(self) -> Path:
         """Files of its tokenizer."""
         return self.path / TOKENIZER
+
+    @property
+    def restart(self) -> str:
+        """How to go on with it from any folder, as advice."""
+        return f"start python -m megajax.train {self.config_file}"
 
     @property
     def returns_file(self) -> Path:
@@ -196,12 +202,26 @@ class RunDirectory:
     def _require_same(self, before: Config, config: Config) -> None:
         old, ignored = flat_values(before), ignored_keys(before)  # as older versions took them
         for key, value in flat_values(config).items():
+            if key in ("data.path", "data.train_path") and old[key] and value:
+                self._require_found(key, old[key], value)
             if key in ignored or any(key == free or key.startswith(f"{free}.") for free in FREE):
                 continue
             if not _is_same(key, old[key], value):
+                then, now = _short(old[key]), _short(value)
+                remedy = "choose another output_dir, or delete it to start over"
+                if key in PATH_KEYS and value:
+                    then, now = repr(old[key]), f"{value!r} in {Path.cwd()}"
+                    remedy = f"{self.restart}, or choose another output_dir"
+                raise ConfigError(f"{self.path} holds another run: its {key} is {then}, now {now}; {remedy}")
+
+    def _require_found(self, key: str, before: Sequence[str], now: Sequence[str]) -> None:
+        """Make sure that token files with relative names are here: the run may have begun in another folder."""
+        for source in parse_data_path(now):
+            if not Path(source.prefix).is_absolute() and not Path(f"{source.prefix}.idx").exists():
+                known = ", ".join(source.prefix for source in parse_data_path(before))
                 raise ConfigError(
-                    f"{self.path} holds another run: its {key} is {_short(old[key])}, now {_short(value)}; "
-                    "choose another output_dir, or delete it to start over"
+                    f"{key}: {source.prefix}.idx is not in {Path.cwd()}, and {self.path} began with {known}: "
+                    f"name that, or {self.restart}"
                 )
 
 
