@@ -310,7 +310,11 @@ def _write_own_tokenizer(config: Config, out: Path, model_type: str) -> None:
     In the texts that a decoder was trained on, the name of a special token was text; what is written for other models,
     for chats and for gaps to be filled holds such names as the tokens themselves.
     """
-    tokenizer, family = _own_tokenizer(config), config.model.family
+    tokenizer, family, rows = _own_tokenizer(config), config.model.family, config.model.vocab_size
+    if rows is not None and tokenizer.vocab_size > rows:
+        log.warning(
+            "the exported tokenizer has %d ids, the model %d: it cannot read the others", tokenizer.vocab_size, rows
+        )
     plain = family == "gpt" and not config.data.fim_rate and tokenizer.chat_template is None
     write_tokenizer(
         tokenizer, out,

@@ -133,6 +133,7 @@ def test_what_a_run_changed_goes_out_changed(tmp_path: Path, caplog: pytest.LogC
         same = (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
         assert same == (not words)
     assert "its tokenizer has 310 ids, the model 50" in caplog.text
+    assert caplog.text.count("the exported tokenizer has 310 ids, the model 50") == 1, "of the one that is written anew"
     trained = load_model(tmp_path / "run0")
     with pytest.raises(ConfigError, match=r"'.+' has the token '.+' \(\d+\), and the model knows 50"):
         continue_prompts(trained, ["the world"], Options(tokens=1))
