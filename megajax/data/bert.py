@@ -11,7 +11,6 @@ import numpy as np
 
 from megajax.config.base import ConfigError
 from megajax.config.data import DataConfig
-from megajax.data.cache import fingerprint
 from megajax.data.dataset import Batch
 from megajax.data.mapping import SentenceMap
 from megajax.data.masking import draw_spans, inverse_length, masking_budget, whole_words
@@ -41,7 +40,6 @@ class BertDataset:
         min_sentences = 2 if pair_task else 1
         self._map = SentenceMap(selection, longest, config.short_seq_prob, min_sentences, tokenizer.vocab_size)
         self.epochs = self._map.epochs
-        self.fingerprint = fingerprint("BertDataset", self._map.fingerprint, config.mask_prob, tokenizer.identity)
 
     def __len__(self) -> int:
         return len(self._map)

@@ -126,11 +126,12 @@ class BlendedDataset:
             raise ConfigError(f"data path: {len(datasets)} sources; a blend holds at most {np.iinfo(np.int16).max}")
         self.datasets, self._start, self._length = datasets, start, length
         self._first = np.array(first or [0] * len(datasets))
-        order = fingerprint("BlendedDataset", list(weights), length)
-        self.fingerprint = fingerprint(order, start, first, [dataset.fingerprint for dataset in datasets])
         if len(datasets) > 1:  # of a single source draw i is sample i
             self.dataset_index, self.dataset_sample_index = load_or_build(
-                cache_dir, order, ("dataset_index", "dataset_sample_index"), lambda: blend_order(weights, length)
+                cache_dir,
+                fingerprint("BlendedDataset", list(weights), length),
+                ("dataset_index", "dataset_sample_index"),
+                lambda: blend_order(weights, length),
             )
         for k, asked in enumerate(self.consumed(len(self))):
             if asked > len(datasets[k]):

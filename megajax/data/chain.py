@@ -23,7 +23,6 @@ class Chain:
     def __init__(self, datasets: Sequence[Order]):
         self.datasets = datasets
         self._edges = np.cumsum([0, *map(len, datasets)])
-        self.fingerprint = " ".join(dataset.fingerprint for dataset in datasets)
 
     @property
     def per_epoch(self) -> float:

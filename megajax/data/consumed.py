@@ -120,7 +120,6 @@ class TrainingData:
 
     def __init__(self, mix: Mix, blend: BlendedDataset, per_epoch: Sequence[float], scan: VocabularyScan):
         self.mix, self.blend, self._per_epoch, self._scan = mix, blend, per_epoch, scan
-        self.fingerprint = blend.fingerprint
 
     def __len__(self) -> int:
         return len(self.blend)

@@ -13,9 +13,6 @@ Batch = dict[str, np.ndarray]
 class Dataset(Protocol):
     """Samples in a fixed order."""
 
-    fingerprint: str
-    """Hash of the order: equal fingerprints mean that sample numbers mean the same samples."""
-
     def __len__(self) -> int: ...
 
     def batch(self, sample_ids: np.ndarray) -> Batch:

@@ -19,7 +19,6 @@ import numpy as np
 
 from megajax.config.base import ConfigError
 from megajax.config.data import DataConfig
-from megajax.data.cache import fingerprint
 from megajax.data.dataset import Batch
 from megajax.data.mapping import SentenceMap
 from megajax.data.masking import draw_spans, geometric_length, masking_budget, whole_words
@@ -53,9 +52,7 @@ class T5Dataset:
         self._start, self._end, self._pad = start, tokenizer.eod_id, tokenizer.pad_id or 0
         longest = config.seq_length - 2
         self._map = SentenceMap(selection, longest, config.short_seq_prob, 1, tokenizer.vocab_size)
-        settings = (config.mask_prob, config.decoder_seq_length, tokenizer.identity, *self._suffix)
         self.epochs = self._map.epochs
-        self.fingerprint = fingerprint("T5Dataset", self._map.fingerprint, *settings)
 
     def __len__(self) -> int:
         return len(self._map)

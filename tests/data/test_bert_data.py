@@ -160,9 +160,8 @@ def test_a_row_depends_on_nothing_but_its_number(build):
 
     for name, rows in again.batch(order).items():
         np.testing.assert_array_equal(rows, whole[name][order])
-    assert dataset.fingerprint == again.fingerprint
-    assert dataset.fingerprint != build(documents, num_samples=50, mask_prob=0.2).fingerprint
-    assert dataset.fingerprint != build(documents, num_samples=50, seed=1).fingerprint
+    for other in (build(documents, num_samples=50, mask_prob=0.2), build(documents, num_samples=50, seed=1)):
+        assert not np.array_equal(other.batch(np.arange(50))["tokens"], whole["tokens"])
 
 
 def test_roberta_has_one_part(build):

@@ -12,8 +12,6 @@ READ_AHEAD = pytest.mark.parametrize("prefetch", [0, 3])
 class Numbers:
     """Sample i is the tokens i, i+1 and the labels after them; one of them cannot be read."""
 
-    fingerprint = "numbers"
-
     def __init__(self, length: int, bad: int | None = None):
         self._length, self._bad = length, bad
 

@@ -148,8 +148,6 @@ def test_a_row_depends_on_nothing_but_its_number(build):
 
     for name, rows in again.batch(order).items():
         np.testing.assert_array_equal(rows, whole[name][order])
-    assert dataset.fingerprint == again.fingerprint
-    assert dataset.fingerprint != build(documents, num_samples=50, decoder_seq_length=23).fingerprint
 
 
 def test_decoder_starts_with_padding_where_there_is_no_beginning(build):

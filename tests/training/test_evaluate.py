@@ -26,8 +26,6 @@ class Fixed:
     With `empty`, no sample has anything to learn.
     """
 
-    fingerprint = "fixed"
-
     def __init__(self, config: Config, empty: bool = False) -> None:
         batches = [random_batch(config, step) for step in range(2)]
         self.arrays = {name: np.concatenate([batch[name] for batch in batches])[:SAMPLES] for name in batches[0]}
