@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from itertools import chain
 from pathlib import Path
@@ -76,3 +78,14 @@ def test_hooks_need_no_network():
     hooks = [hook for repository in repositories for hook in repository["hooks"]]
     assert {repository["repo"] for repository in repositories} == {"local"}
     assert {hook["language"] for hook in hooks} == {"system"}
+
+
+def test_tests_are_skipped_by_what_each_needs():
+    """Without PyTorch and transformers, those against them: no module fails to be read, and the others pass."""
+    without = "import sys, pytest; sys.modules.update(torch=None, transformers=None)"
+    code = f"{without}; sys.exit(pytest.main(['-n', '0', '-q', '-rs', 'tests/interop']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+ passed, \d+ skipped", done.stdout)
+    for needed in ("torch", "transformers", "torch, transformers"):
+        assert f"not installed: {needed} (pip install" in done.stdout

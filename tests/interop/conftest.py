@@ -1,17 +1,14 @@
-"""Tests against PyTorch and transformers, which MegaJAX does not need: without them they are skipped."""
+"""Tests against PyTorch and transformers, which MegaJAX does not need: each is skipped without what it `needs`."""
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-MISSING = [name for name in ("torch", "transformers") if find_spec(name) is None]
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what lies in this directory, and say why."""
-    if MISSING:
-        reason = pytest.mark.skip(reason=f"not installed: {', '.join(MISSING)} (pip install torch transformers)")
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
-                item.add_marker(reason)
+    """Skip what needs a package that is not installed, and say which."""
+    for item in items:
+        needed = {name for marker in item.iter_markers("needs") for name in marker.args}
+        if missing := sorted(name for name in needed if find_spec(name) is None):
+            reason = f"not installed: {', '.join(missing)} (pip install {' '.join(missing)})"
+            item.add_marker(pytest.mark.skip(reason=reason))

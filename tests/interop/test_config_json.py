@@ -19,6 +19,8 @@ from megajax.training.huggingface import export_model, import_model
 from tests.interop.imports import assert_same_outputs, imported_model
 from tests.interop.test_conversion_cases import rewrite
 
+pytestmark = pytest.mark.needs("torch", "transformers")
+
 NAMES = [
     "gpt2-exact-gelu", "llama", "llama-biases", "llama-3.1", "mistral", "qwen2-window", "qwen3", "mixtral", "qwen2-moe",
     "qwen3-moe", "bloom", "bert", "megatron-bert", "roberta", "t5", "t5-1.1",

@@ -18,6 +18,8 @@ from megajax.training.trained import load_model
 from tests.interop.imports import assert_same_outputs, imported_model, in_layers, trained
 from tests.made_runs import make_run
 
+pytestmark = pytest.mark.needs("torch", "transformers")
+
 
 def rewrite(path: Path, **changes: Any) -> None:
     """Change a config.json; None takes a key away."""

@@ -23,6 +23,8 @@ from megajax.data.tokenizers.fast import train_wordpiece
 from megajax.training.huggingface import export_model
 from tests.interop.imports import trained
 
+pytestmark = pytest.mark.needs("transformers")
+
 TEXTS = [
     "The king said hello to the world, and the other world said hello to the king; so they went on and on.",
     "def f(x):\n    return  x + 1234567  # two  spaces\n\n\tA tab, 3.14 and (brackets) [more] {still} \"quoted\" 'it'",

@@ -9,6 +9,8 @@ import pytest
 from megajax.training.huggingface import export_model, import_model
 from tests.interop.imports import assert_same_outputs, imported_model
 
+pytestmark = pytest.mark.needs("torch", "transformers")
+
 NAMES = [
     "gpt2", "gpt2-exact-gelu", "gpt2-without-head", "llama", "llama-tied", "llama-biases", "llama-3.1", "mistral",
     "qwen2", "qwen2-window", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe", "bloom", "bert", "bert-without-pairs",

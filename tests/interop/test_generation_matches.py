@@ -13,6 +13,8 @@ from megajax.training.huggingface import import_model
 from megajax.training.sample import Options, continue_prompts
 from megajax.training.trained import load_model
 
+pytestmark = pytest.mark.needs("torch", "transformers")
+
 NAMES = ["gpt2", "llama", "llama-3.1", "mistral", "qwen2", "qwen3", "mixtral", "qwen2-moe", "bloom"]
 PROMPTS = ["3 4 5 6 7", "11", "20 21 22", "48 30 30 31 7 7 40"]
 

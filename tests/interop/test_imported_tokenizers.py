@@ -19,7 +19,6 @@ from megajax.training.huggingface import export_model, import_model
 from megajax.training.sample import Options, continue_prompts
 from megajax.training.trained import load_model
 from tests.data import test_chat as chats
-from tests.interop import references
 from tests.interop.test_exported_tokenizers import PROBES, TEXTS, byte_level, cased, llama, loaded, t5
 
 TEMPLATE = {"bos_token": "<bos>", "eos_token": "<|endoftext|>"}
@@ -55,6 +54,7 @@ def set_up(folder: Path, make: Any, model_type: str, settings: dict[str, Any]) -
     return build_tokenizer(config), loaded(folder, model_type)
 
 
+@pytest.mark.needs("transformers")
 @pytest.mark.parametrize("case", CASES)
 def test_beginnings(case: str, tmp_path: Path) -> None:
     """Case W12: a beginning of sequence stands before texts here where it does there."""
@@ -71,6 +71,7 @@ def test_beginnings(case: str, tmp_path: Path) -> None:
         assert ours.encode_marked("<|im_start|>") == [480] == theirs("<|im_start|>")["input_ids"]
 
 
+@pytest.mark.needs("transformers")
 def test_sentinels_of_t5(tmp_path: Path) -> None:
     """Case W10: T5's own vocabulary counts them down, and its texts end with an end."""
     ours, theirs = set_up(tmp_path, imported_t5, "t5", {"tokenizer_class": "T5Tokenizer", "extra_ids": 100})
@@ -94,6 +95,7 @@ def test_cls_is_no_beginning(tmp_path: Path) -> None:
     assert (ours.cls_id, ours.sep_id, ours.eod_id) == tuple(inner.token_to_id(n) for n in settings.values())
 
 
+@pytest.mark.needs("transformers")
 @pytest.mark.parametrize("name", ["chatml", "llama2", "llama3", "gemma"])
 def test_chats_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Case W12: text and ids of `apply_chat_template`, answers and prompts, through an export as well."""
@@ -116,9 +118,12 @@ def test_chats_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         assert not ours.decode(whole[len(learnt_to) :]).strip()
 
 
+@pytest.mark.needs("torch", "transformers")
 def test_what_a_run_changed_goes_out_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Case W12: without the beginning that its tokenizer would put before texts; unchanged, the files are the same."""
     import transformers
+
+    from tests.interop import references
 
     source = references.saved(references.reference("llama"), tmp_path / "source")
     set_up(source / "..", bos_json, "llama", TEMPLATE)
@@ -141,9 +146,12 @@ def test_what_a_run_changed_goes_out_changed(tmp_path: Path, caplog: pytest.LogC
         Scorer(trained)([Window(trained.encode("the world"), 1)])
 
 
+@pytest.mark.needs("torch", "transformers")
 @pytest.mark.parametrize("lower_case", [True, False])
 def test_a_vocabulary_of_pieces_alone(lower_case: bool, tmp_path: Path) -> None:
     """A BERT that came with vocab.txt alone: no ids that its embedding lacks, so that it can be trained on."""
+    from tests.interop import references
+
     model = references.reference("bert")
     source = references.saved(model, tmp_path / "source")
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "world", "##s", ",", "k"]

@@ -83,6 +83,7 @@ SWITCHES = (
 """What changes the logits and nothing of the tensors."""
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_megatron(tmp_path: Path, case: str) -> None:
     args = CASES[case]
@@ -143,6 +144,7 @@ def test_the_first_versions_had_other_names() -> None:
     assert read_architecture(Namespace(**old, add_position_embedding=False)).model.positions == "none"
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("old", [False, True], ids=["core", "first names"])
 def test_bert_comes_in_with_its_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str], old: bool) -> None:
     """The layers' GELU is the tanh form, that of the head for masked tokens the exact one."""
@@ -174,6 +176,7 @@ def test_bert_comes_in_with_its_heads(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "head_activation" in capsys.readouterr().err
 
 
+@pytest.mark.needs("torch")
 def test_t5_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = reference.random_tensors(GPT)
     more = {"decoder.layers.0.cross_attention.linear_q.weight": np.zeros((16, 16), np.float32)}

@@ -17,6 +17,8 @@ from megajax.models.parameters import named_leaves
 from megajax.training.trained import load_model
 from tests.models.tiny import random_model
 
+pytestmark = pytest.mark.needs("torch")
+
 GPT = ModelConfig(num_layers=4, hidden_size=16, num_heads=4, max_positions=16, vocab_size=60, vocab_multiple=64)
 LLAMA = replace(
     GPT, num_kv_heads=2, positions="rope", norm="rmsnorm", activation="swiglu", bias=False, tied_head=False,

@@ -16,6 +16,8 @@ from megajax.training.trained import load_model
 from tests.interop import megatron_reference as reference
 from tests.interop.test_megatron_arguments import MIXTURE, save
 
+pytestmark = pytest.mark.needs("torch")
+
 Shards = Callable[[str, list[np.ndarray]], dict[str, np.ndarray]]
 """(prefix, fc1 or fc2 of the experts of a rank) -> what the rank holds."""
 
