@@ -76,7 +76,7 @@ def _sizes(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> dict
     sums = 4 + lookups_again(config.model, stages) * trainer.scans_layers
     vocabulary = sums * count if trainer.shares_vocabulary and stages > 1 else 0
     passed = 2 * (count * chunks + (stages - 1) * trainer.scans_layers)
-    if trainer.scans_layers and stages * chunks == 2:
+    if trainer.scans_layers and (stages, chunks) == (2, 1):
         passed -= 1  # a single tick of cool-down is no loop, and XLA sees that nobody needs the gradient it passes on
     return {
         **{axis: sent[axis] + outside[axis] + swapped * (axis == "fsdp") for axis in sent},

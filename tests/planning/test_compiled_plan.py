@@ -112,9 +112,12 @@ def test_how_it_died(code: int, errors: str, message: str):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("family", "layout"), [("LLaMA", "tensor 8")])
+@pytest.mark.parametrize(("family", "layout"), [("LLaMA", "tensor 8"), ("Mixtral", "pipe 2 x tensor 4")])
 def test_a_family_keeps_its_contract(family: str, layout: str):
-    """The cheapest of them: `python -m tests.bench.contracts` compiles all families in all layouts."""
+    """The cheapest of them, and one with experts and stages, which takes half a minute.
+
+    `python -m tests.bench.contracts` compiles all families in all layouts.
+    """
     compiled = contract(family, layout)
     print(f"\n{family}, {layout}: {compiled}")
     assert list(breaches(family, compiled)) == []
