@@ -39,6 +39,22 @@ def test_one_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert (answer["remedy"], answer["candidates"], answer["compiled"]) == (None, [], None)
 
 
+def test_the_memory_that_the_user_gives_jax(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """0.5 of 84.9e9 bytes are 39.5 GiB, too few for 67.5; Megatron-LM does not know of JAX's variable."""
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    assert main([*GPT3_ON_128.split(), "--json", str(tmp_path / "plan.json")]) == 3
+    shown, answer = capsys.readouterr(), read(tmp_path / "plan.json")
+    room = "39.5 GiB that arrays can have (H100, as XLA_PYTHON_CLIENT_MEM_FRACTION is 0.5)"
+    assert room in shown.out and room in shown.err
+    assert answer["memory"]["limit_bytes"] == pytest.approx(0.5 * 84.9e9)
+    assert main([*GPT3_ON_128.split(), "--like", "megatron"]) == 0
+    assert "72.7 GiB that arrays can have (H100)" in capsys.readouterr().out
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "much")
+    assert main(GPT3_ON_128.split()) == 2
+
+
 def test_megatron_stages_differ(tmp_path: Path):
     """The first has the embedding and most in flight, the last the logits."""
     assert main([*GPT3_ON_128.split(), "--like", "megatron", "--json", str(tmp_path / "plan.json")]) == 0

@@ -1,7 +1,8 @@
 """Settings of XLA, JAX and NCCL by type of GPU, each with its reason, and how much memory JAX takes.
 
 The launcher sets them (`python -m launch.env` prints them), the planner counts with that memory, and a step that is
-compiled for GPUs that are not there (`megajax.training.deviceless_step`) is compiled with them: all three agree.
+compiled for GPUs that are not there (`megajax.training.deviceless_step`) is compiled with them: all three agree. What
+the user has set in the environment wins with all three.
 
 XLA ends every program that names a flag it does not know, so a test starts JAX with all of them. Nothing is here
 because it once helped: no entry without a reason that holds for the JAX of today.
@@ -18,6 +19,7 @@ Not here, on purpose:
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -28,7 +30,10 @@ from megajax.config.base import ConfigError
 GPUS = ("a100", "h100", "h200", "b200", "gb200", "b300")
 BLACKWELL = ("b200", "gb200", "b300")
 MEMORY_FRACTION = 0.92
-"""Of a GPU's memory that JAX takes, and so what arrays can have."""
+"""Of a GPU's memory that JAX takes, and so what arrays can have, unless the user has set it (`memory_fraction`)."""
+MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+OTHER_NAMES = {MEMORY: "XLA_CLIENT_MEM_FRACTION"}
+"""Variables that JAX takes for the same, and refuses beside each other."""
 
 
 class Setting(NamedTuple):
@@ -52,7 +57,7 @@ TABLE = (
         "CUDA graphs of these only: what NVIDIA recommends for Blackwell (JAX-Toolbox, GPU performance)",
     ),
     Setting(
-        "env", "XLA_PYTHON_CLIENT_MEM_FRACTION", f"{MEMORY_FRACTION}", GPUS,
+        "env", MEMORY, f"{MEMORY_FRACTION}", GPUS,
         "JAX takes 0.75 of the memory if not told; CUDA context and NCCL need some 3 GiB (NVIDIA: 0.8 to 0.9)",
     ),
     Setting(
@@ -88,6 +93,32 @@ def compiler_options(gpu: str | None, environment: Mapping[str, str] = os.enviro
     return {name: value == "true" if value in ("true", "false") else value for name, value in flags.items()}
 
 
+def memory_fraction(environment: Mapping[str, str] = os.environ) -> float:
+    """How much of a GPU's memory JAX takes: what the user has set, or else the table's.
+
+    Raises:
+        ConfigError: what is set is no number above 0.
+    """
+    name = memory_variable(environment)
+    if name is None:
+        return MEMORY_FRACTION
+    try:
+        fraction = float(environment[name])
+    except ValueError:
+        fraction = 0.0
+    if not 0 < fraction < math.inf:
+        raise ConfigError(
+            f"{name}={environment[name]} in the environment is no part of a GPU's memory: give a number such as "
+            f"{MEMORY_FRACTION}, or unset it"
+        )
+    return fraction
+
+
+def memory_variable(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The variable with which the user has set `memory_fraction`; None = none."""
+    return next((name for name in (MEMORY, OTHER_NAMES[MEMORY]) if environment.get(name)), None)
+
+
 def settings_warning(gpu: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """Which settings a program that runs on such a GPU was started without, in words; None = none.
 
@@ -107,4 +138,9 @@ def settings_warning(gpu: str, environment: Mapping[str, str] = os.environ) -> s
 def _missing(gpu: str | None, environment: Mapping[str, str]) -> list[Setting]:
     """Rows for a GPU that the user has not set."""
     given = {flag.lstrip("-").partition("=")[0] for flag in environment.get("XLA_FLAGS", "").split()}
-    return [row for row in TABLE if gpu in row.gpus and row.name not in given and row.name not in environment]
+    given |= {name for name in environment if environment[name]}
+    return [
+        row
+        for row in TABLE
+        if gpu in row.gpus and row.name not in given and OTHER_NAMES.get(row.name, row.name) not in given
+    ]

@@ -21,7 +21,7 @@ import jax
 from jax.experimental import topologies
 
 from megajax.config.base import ConfigError
-from megajax.config.gpu_settings import MEMORY_FRACTION
+from megajax.config.gpu_settings import memory_fraction
 
 XLA_FRACTION = 0.8
 """Of a GPU's memory that XLA plans with, where no client tells it what its allocator has (on a GPU, JAX does)."""
@@ -110,7 +110,7 @@ def _proto(gpu: Target) -> str:
             fpus_per_core: {gpu.lanes}
             clock_rate_ghz: {gpu.clock_ghz}
             memory_bandwidth: {gpu.memory_bandwidth}
-            device_memory_size: {int(gpu.memory * MEMORY_FRACTION / XLA_FRACTION)}
+            device_memory_size: {int(gpu.memory * memory_fraction() / XLA_FRACTION)}
             l2_cache_size: {gpu.l2_cache}
             shared_memory_per_core: {gpu.shared_memory}
             shared_memory_per_block_optin: {gpu.shared_memory - 1024}

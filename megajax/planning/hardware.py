@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from megajax.config.base import ConfigError
-from megajax.config.gpu_settings import MEMORY_FRACTION
+from megajax.config.gpu_settings import memory_fraction
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,12 @@ class Gpu:
 
     @property
     def array_bytes(self) -> float:
-        """Bytes that arrays can have: what the launcher gives JAX. The rest is for CUDA, NCCL and fragments."""
-        return MEMORY_FRACTION * self.memory_bytes
+        """Bytes that arrays can have: what the launcher gives JAX. The rest is for CUDA, NCCL and fragments.
+
+        Raises:
+            ConfigError: the user has set it to what is no number above 0.
+        """
+        return memory_fraction() * self.memory_bytes
 
 
 # Specific names first: the first expression found in the device kind wins.

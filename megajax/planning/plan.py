@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from megajax.config import Config, ConfigError, check_config, resolve_mesh
+from megajax.config.gpu_settings import MEMORY_FRACTION, memory_fraction, memory_variable
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.data.tokenizers import build_tokenizer
 from megajax.models.sizes import parameter_count
@@ -116,7 +117,9 @@ class Plan:
     def verdict(self) -> str:
         """Whether it fits, in words."""
         spare = (self.limit - self.need) / GIB
-        room = f"{self.limit / GIB:.1f} GiB that arrays can have ({self.gpu.name})"
+        given = memory_variable() if self.like == "megajax" else None
+        why = f", as {given} is {memory_fraction():g}" if given else ""
+        room = f"{self.limit / GIB:.1f} GiB that arrays can have ({self.gpu.name}{why})"
         return (
             f"fits: {spare:.1f} GiB left of the {room}"
             if self.fits
@@ -273,7 +276,7 @@ def plan(
         like=like,
         parameters=parameter_count(config.model),
         stages={name: account(config, mesh, stage) for name, stage in stages.items()},
-        limit=gpu.array_bytes,
+        limit=gpu.array_bytes if like == "megajax" else MEMORY_FRACTION * gpu.memory_bytes,  # JAX's variables
         logits=logits_bytes(config, mesh),
         time=time,
         communication=traffic_by_axis(config, mesh, gpu, trainer, time),

@@ -10,14 +10,16 @@ import pytest
 from megajax.config import ConfigError
 from megajax.config.gpu_settings import (
     GPUS,
+    MEMORY,
     MEMORY_FRACTION,
     TABLE,
     changes,
     compiler_options,
     gpu_type,
+    memory_fraction,
     settings_warning,
 )
-from megajax.planning.deviceless import TARGETS
+from megajax.planning.deviceless import TARGETS, _proto
 from megajax.planning.hardware import gpu_named
 from tests.launch.programs import ROOT, finish, launch, python
 
@@ -72,6 +74,21 @@ def test_planner_and_launcher_count_with_one_memory():
     """JAX takes 0.92 of an H100's 84.9e9 bytes: 72.7 GiB, which is what the planner lets arrays have."""
     assert changes("h100", {})["XLA_PYTHON_CLIENT_MEM_FRACTION"] == str(MEMORY_FRACTION) == "0.92"
     assert gpu_named("h100").array_bytes == pytest.approx(0.92 * 84.9e9)
+
+
+def test_the_users_memory_wins_with_the_planner_too(monkeypatch: pytest.MonkeyPatch):
+    """By either name that JAX has for it: it refuses both beside each other, so the launcher adds none."""
+    for name in ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"):
+        assert MEMORY not in changes("h100", {name: "0.5"})
+        assert changes("h100", {name: ""})[MEMORY] == "0.92"
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "0.5")
+            assert gpu_named("h100").array_bytes == pytest.approx(0.5 * 84.9e9)
+            assert f"device_memory_size: {int(84_942_979_072 * 0.5 / 0.8)}\n" in _proto(TARGETS["H100"])
+        for wrong in ("half", "0", "-1", "nan", "inf"):
+            with pytest.raises(ConfigError, match=f"{name}={wrong} in the environment is no part of a GPU's memory"):
+                memory_fraction({name: wrong})
+    assert memory_fraction({MEMORY: ""}) == memory_fraction({}) == MEMORY_FRACTION
 
 
 def test_a_run_that_was_started_without_the_table_says_so():
