@@ -31,6 +31,12 @@ from megajax.verify import main as verify
 from tests.checkpoint.hf.made import MODELS, change, made
 from tests.runs import ALL_DEVICES, WORDS, arrays, records
 
+DATA_ALONE = [
+    *(f"parallel.{axis}=1" for axis in ("fsdp", "tensor", "pipe")),
+    "parallel.data=8",
+    "train.micro_batch_size=1",
+]
+"""A layout for models of any width."""
 SHORT = ["train.steps=2", "optim.warmup_steps=0", "checkpoint.every=2", "evaluation.every=2", "model.hidden_dropout=0"]
 
 
@@ -143,7 +149,7 @@ def test_a_vocabulary_size_says_where_it_came_from(base: Path, corpus: Path, tmp
     """A model from Hugging Face has one of its own: leaving it unset would help nobody, and what is advised does."""
     model = made(tmp_path / "model")
     said = [*words(model, corpus, tmp_path / "next"), "tokenizer.type=null", "tokenizer.vocab_size=80"]
-    argv = [*said, "parallel.tensor=1", "parallel.pipe=1", "parallel.data=8", "train.micro_batch_size=1"]
+    argv = [*said, *DATA_ALONE]
     with pytest.raises(ConfigError) as caught:
         train(parse_command_line("", "", argv, start_of)[0].config)
     assert str(caught.value) == (
@@ -185,13 +191,7 @@ def test_what_came_with_a_model_outlives_training(corpus: Path, tmp_path: Path) 
     """Imported, trained, trained on, moved, exported: dtype, ends, chats and settings are there; weights differ."""
     source = chat_model(tmp_path / "model")
     said = [word for word in [*WORDS, *ALL_DEVICES, *SHORT] if not word.startswith(("model.", "tokenizer."))]
-    said += [
-        "parallel.data=8",
-        "parallel.fsdp=1",
-        "parallel.tensor=1",
-        "train.micro_batch_size=1",
-        f"data.text={corpus}",
-    ]
+    said += [*DATA_ALONE, f"data.text={corpus}"]
     for start, output in ((source, tmp_path / "one"), (tmp_path / "one", tmp_path / "two")):
         assert main([*said, f"init_from={start}", f"output_dir={output}"]) == 0
     run = (tmp_path / "two").rename(tmp_path / "moved")
@@ -210,13 +210,7 @@ def test_with_another_tokenizer_its_own_ids_go_out(corpus: Path, tmp_path: Path)
     """The dtype stays; ends, chats and ids of the old tokenizer do not."""
     source, output = chat_model(tmp_path / "model"), tmp_path / "run"
     said = [word for word in [*WORDS, *ALL_DEVICES, *SHORT] if not word.startswith("model.")]
-    said += [
-        "parallel.data=8",
-        "parallel.fsdp=1",
-        "parallel.tensor=1",
-        "train.micro_batch_size=1",
-        f"data.text={corpus}",
-    ]
+    said += [*DATA_ALONE, f"data.text={corpus}"]
     assert main([*said, f"init_from={source}", "model.vocab_size=51", f"output_dir={output}"]) == 0
     assert load_model(output).end_ids == (50,)
     assert convert(["export", str(output), "--out", str(tmp_path / "out")]) == 0

@@ -14,7 +14,6 @@ from megajax.config import Config, ConfigError, DataConfig, ModelConfig, Paralle
 from megajax.config.parallel import AXES
 from megajax.plan import main
 from megajax.planning.collectives import collectives
-from megajax.planning.explain import causes
 from megajax.planning.memory import saved_per_layer
 from megajax.planning.plan import Plan, plan
 from megajax.planning.report import html_report
@@ -22,6 +21,7 @@ from megajax.planning.schema import SCHEMA
 from megajax.planning.traced_flops import matmul_flops
 from megajax.show import sharding_of
 from megajax.training.deviceless_step import abstract_step, compile_step
+from tests.planning.test_plan import assert_caused_is_sent
 
 D, F, N, H, V, L, S, T, B = 64, 96, 4, 16, 512, 3, 64, 32, 2
 """T: tokens that T5's decoder sees; B: samples of a micro batch."""
@@ -175,13 +175,7 @@ CASES = [
 @pytest.mark.parametrize(("model", "parallel"), CASES)
 def test_parameters_cause_what_is_sent(model: ModelConfig, parallel: dict[str, int]):
     """`show --explain`, parameter by parameter, adds up to the plan, but for `pipe`, which activations cross."""
-    whole = planned(model, **parallel)
-    total = dict.fromkeys(AXES, 0.0)
-    for p in sharding_of(whole.config, whole.gpus).parameters:
-        for cause in causes(whole.config, whole.mesh, p.name, p.shape, p.rules):
-            total[cause.axis] += cause.count * cause.bytes
-    expected = {axis: size for axis, size in sent(whole).items() if axis != "pipe"}
-    assert {axis: total[axis] for axis in expected} == pytest.approx(expected, rel=0.03)
+    assert_caused_is_sent(planned(model, **parallel))
 
 
 @pytest.mark.parametrize(
