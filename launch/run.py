@@ -21,9 +21,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
@@ -32,7 +33,6 @@ from launch.local import Signals, add_process_options, clean_command, describe, 
 from megajax.config import Config, ConfigError, check_batch, resolve_mesh
 from megajax.config.cli import OneLineParser, entry_point, parse_command_line
 from megajax.training.batch_size import BatchSizeRamp
-from megajax.training.init_from import start_of
 from megajax.training.run_directory import RunDirectory
 
 FINAL = (0, 2, 3, 130)
@@ -76,7 +76,7 @@ class Run:
         config = None
         if "megajax.train" in command:
             words = with_number(command[command.index("megajax.train") + 1 :], processes)
-            config = parse_command_line("python -m megajax.train", "", words, start_of)[0].config
+            config = parse_command_line("python -m megajax.train", "", words, read_start)[0].config
             devices = devices or config.parallel.simulate_devices
         here = len(visible_gpus())
         return cls(config, devices or (here if PLACEHOLDER in " ".join(command) else here // processes))
@@ -126,6 +126,15 @@ class Run:
         except ConfigError:
             return False
         return True
+
+
+def read_start(config: Config) -> Mapping[str, Any]:
+    """What `init_from` implies by key, as training reads it."""
+    if config.init_from is None:
+        return {}
+    from megajax.training.init_from import start_of  # noqa: PLC0415 - brings JAX, of no other use to a supervisor
+
+    return start_of(config)
 
 
 def supervise(run: Run, command: Sequence[str], options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -17,7 +18,7 @@ import pytest
 
 from launch.run import Run
 from tests.checkpoint.hf.made import MODELS, made
-from tests.launch.programs import finish, launch, python, tiny_run, until
+from tests.launch.programs import ROOT, finish, launch, python, tiny_run, until
 
 CONFIG = ["megajax.train", "configs/models/gpt2_124m.yaml", "train.global_batch_size=12", "parallel.fsdp=2"]
 
@@ -133,6 +134,12 @@ def test_the_architecture_of_the_model_that_it_begins_from(tmp_path: Path):
     run = Run.of(["python", "-m", "megajax.train", *words], processes=2, devices=1)
     assert run.config is not None
     assert (run.config.model.num_layers, run.config.model.max_positions) == (2, 2048)
+
+
+def test_the_supervisor_does_without_jax():
+    """Which would take a second of every start, and memory for as long as the job runs."""
+    code = f"import sys; from launch.run import Run; Run.of({CONFIG}, 4, 1); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 def test_fewer_processes_take_fewer_gpus(tmp_path: Path):
