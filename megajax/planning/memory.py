@@ -239,10 +239,6 @@ class _Device:
         # if they have several chunks, the weights of this one.
         copies = 1 if self.mesh["pipe"] == 1 else 2 if chunks == 1 else 3
         gradients = copies * width * counts.blocks / chunks
-        if self.mesh["pipe"] == 2 and chunks == 1:
-            # A single tick of cool-down is no loop of its own: its gradients of all layers, of experts also as the loop
-            # over them stacked them up, are held beside those of the steady ticks.
-            gradients += width * (counts.blocks + counts.experts * self.config.model.num_layers / self.mesh["pipe"])
         gathered = 2 * width * counts.layer if self.mesh["fsdp"] > 1 else 0
         layer = max(self._layer(stack) for stack in self.stacks)
         return 2 * FP32 * self.table / self.mesh["fsdp"], gradients + gathered + layer + self._bias + self._experts
