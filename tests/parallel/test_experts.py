@@ -107,7 +107,7 @@ def test_legal_layouts_shard_experts() -> None:
 @pytest.mark.parametrize(
     ("model", "parallel", "message"),
     [
-        ({"experts": 0}, {"expert": 2}, "parallel.expert=2 shards experts: set model.experts"),
+        ({"experts": 0}, {}, "model.expert_ffn_size is 32 without model.experts"),
         ({}, {"expert": 3}, "model.experts 4 is not a multiple of parallel.expert 3"),
         ({"expert_ffn_size": 33}, {"tensor": 2}, "model.expert_ffn_size 33 is not a multiple of parallel.tensor 2"),
         ({"shared_ffn_size": 33}, {"tensor": 2}, "model.shared_ffn_size 33 is not a multiple of parallel.tensor 2"),
@@ -120,3 +120,8 @@ def test_what_does_not_fit_together(model: dict, parallel: dict, message: str) -
     config = tiny_config(replace(MIXTURE, **model), parallel=ParallelConfig(data=1, **parallel))
     with pytest.raises(ConfigError, match=message):
         check_config(config)
+
+
+def test_a_dense_model_has_no_experts_to_shard() -> None:
+    with pytest.raises(ConfigError, match=r"parallel.expert=2 shards experts: set model.experts"):
+        check_config(tiny_config(LLAMA, parallel=ParallelConfig(data=1, expert=2)))
