@@ -108,7 +108,10 @@ class Bert(Model):
 
     def pair_logits(self, x: jax.Array, layout: Layout) -> jax.Array:
         """Hidden states [B, S, D] -> fp32 logits [B, 2] of the order: as written, swapped."""
-        pooled = linear(first_token(x, layout), layout.weights(self.pooler)[...])
+        # Whole, and so its gradient: of so few rows the compiler would cut that over `tensor`, and then move the pieces
+        # to where `fsdp` wants them.
+        pooler = layout.shard(layout.weights(self.pooler)[...], None, None)
+        pooled = linear(first_token(x, layout), pooler)
         pooled = jnp.tanh(add_bias(pooled, self.pooler_bias[...]))
         head = layout.weights(self.pair_head)[...]
         return jnp.einsum("bd,dc->bc", pooled, head, preferred_element_type=jnp.float32) + self.pair_bias[...]

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 CHUNK_LOGITS = 2**25  # fp32 logits alive at a time: 128 MiB
 Sums = tuple[jax.Array, jax.Array | None]
-"""Gradients of head [V, D] and bias [V], fp32."""
+"""Gradients of head [V, D] (or [D, V]) and bias [V], fp32."""
 
 
 class LinearLoss(NamedTuple):
@@ -29,7 +29,7 @@ class LinearLoss(NamedTuple):
     dx: jax.Array
     """[T, D]."""
     dhead: jax.Array
-    """[V, D] fp32."""
+    """[V, D] fp32, or [D, V] as the head."""
     dbias: jax.Array | None
     """[V] fp32, where the head has a bias."""
 
@@ -77,6 +77,7 @@ def chunked_loss(
     loss_fn: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
     with_gradients: bool,
     bias: jax.Array | None = None,
+    transposed: bool = False,
 ) -> LinearLoss:
     """Sum of weighted token losses and, if asked for, its gradients, one chunk of tokens after the other.
 
@@ -88,12 +89,15 @@ def chunked_loss(
         loss_fn: `token_losses` with everything but logits and labels bound.
         with_gradients: False gives dx, dhead and dbias of size zero.
         bias: [V] added to the logits.
+        transposed: the head is [D, V], and so is its gradient: gathered along D, and to be scattered along D, they lie
+            like this, and would otherwise be copied.
     """
-    tokens, chunk = x.shape[0], chunk_size(x.shape[0], head.shape[0])
+    matrix = "dv" if transposed else "vd"
+    tokens, chunk = x.shape[0], chunk_size(x.shape[0], head.shape[matrix.index("v")])
 
     def one_chunk(sums: Sums, inputs: tuple[jax.Array, ...]) -> tuple[Sums, tuple[jax.Array, jax.Array]]:
         x, labels, weights = inputs
-        logits = jnp.einsum("cd,vd->cv", x, head, preferred_element_type=jnp.float32)
+        logits = jnp.einsum(f"cd,{matrix}->cv", x, head, preferred_element_type=jnp.float32)
         if bias is not None:
             logits += bias
         losses, probabilities, one_hot = loss_fn(logits, labels)
@@ -105,8 +109,8 @@ def chunked_loss(
         if dbias is not None:
             dbias += dlogits.sum(axis=0)
         dlogits = dlogits.astype(x.dtype)
-        dhead += jnp.einsum("cv,cd->vd", dlogits, x, preferred_element_type=jnp.float32)
-        return (dhead, dbias), (loss, jnp.einsum("cv,vd->cd", dlogits, head))
+        dhead += jnp.einsum(f"cv,cd->{matrix}", dlogits, x, preferred_element_type=jnp.float32)
+        return (dhead, dbias), (loss, jnp.einsum(f"cv,{matrix}->cd", dlogits, head))
 
     sums: Sums = jax.tree.map(
         lambda a: jnp.zeros(a.shape if with_gradients else (0,) * a.ndim, jnp.float32), (head, bias)

@@ -70,14 +70,16 @@ class Vocabulary:
                 local, found = mine(cut, weights.shape[0], ids)
                 for axis in {"pipe", "tensor"}.difference(cut):
                     found &= self.net.index(axis) == 0  # every device along it has these rows: one of them counts
-                rows.append(jnp.where(found, self.net.all_gather(weights, "fsdp", dim=1)[local], 0))
+                rows.append(jnp.where(found, self._gathered(weights).T[local], 0))
             return self._leave(functools.reduce(jnp.add, rows))
 
         def backward(dx: jax.Array, *all_ids: jax.Array) -> list[jax.Array]:
-            dx, gradients = self._enter(dx).astype(jnp.float32), []
+            # Zeros that wait for nothing the compiler makes when it likes, and shares: long before there is a gradient.
+            dx, zero = jax.lax.optimization_barrier((self._enter(dx).astype(jnp.float32), jnp.float32(0)))
+            gradients = []
             for cut, height, ids in zip(cuts, heights, all_ids, strict=True):
                 local, found = mine(cut, height, ids)
-                gradient = jnp.zeros((height, columns), jnp.float32).at[local].add(jnp.where(found, dx, 0))
+                gradient = jnp.full((height, columns), zero).at[local].add(jnp.where(found, dx, 0))
                 gradients.append(self._table_gradient(gradient).astype(dtype))
             return gradients
 
@@ -108,23 +110,31 @@ class Vocabulary:
         bias_at_rest = self.rules.at_rest(("vocab",), AUTO_AXES)
 
         def run(x: Any, head: Any, labels: Any, weights: Any, bias: Any, *, with_gradients: bool) -> LinearLoss:
-            x, head = self._enter(x), self.net.all_gather(head, "fsdp", dim=1)
-            cut = self.rules.rule("vocab").in_compute
-            first = self.net.index(*cut) * head.shape[0]
+            x, cut, height = self._enter(x), self.rules.rule("vocab").in_compute, head.shape[0]
+            if scattered := self.rules.size("fsdp") > 1:
+                head = self._gathered(head)
             loss_fn = partial(
                 token_losses,
-                columns=first + jnp.arange(head.shape[0]),
+                columns=self.net.index(*cut) * height + jnp.arange(height),
                 vocab_size=vocab_size,
                 psum=lambda a: self.net.psum(a, *cut),
                 pmax=lambda a: self.net.pmax(a, *cut),
             )
             flat = x.reshape(-1, x.shape[-1])
-            out = chunked_loss(flat, head, labels.reshape(-1), weights.reshape(-1), loss_fn, with_gradients, bias)
+            labels, weights = labels.reshape(-1), weights.reshape(-1)
+            out = chunked_loss(flat, head, labels, weights, loss_fn, with_gradients, bias, transposed=scattered)
             out = out._replace(loss=self.net.psum(out.loss, "fsdp", "expert", "context"))
             if not with_gradients:
                 return out
             dbias = None if out.dbias is None else self.net.psum(out.dbias, "fsdp", "expert", "context")
-            return LinearLoss(out.loss, self._leave(out.dx.reshape(x.shape)), self._table_gradient(out.dhead), dbias)
+            dx, dhead = self._leave(out.dx.reshape(x.shape)), out.dhead
+            if scattered:
+                # Nobody else waits for the gradient of the table: unscattered, the compiler would keep all of it, fp32
+                # [D, V], while the layers run backward. Sums outside: those it takes once a step.
+                dx, dhead = jax.lax.optimization_barrier((dx, self.net.reduce_scatter(dhead, "fsdp", dim=0)))
+                dhead = dhead.T
+            dhead = self.net.psum(dhead, "expert", "context")
+            return LinearLoss(out.loss, dx, dhead, dbias)
 
         in_specs = (self.residual, at_rest, self.tokens, self.tokens, bias_at_rest)
         out_specs: Any = LinearLoss(PartitionSpec(), self.residual, at_rest, bias_at_rest)  # type: ignore[arg-type]
@@ -156,6 +166,10 @@ class Vocabulary:
         if not self.rules.sequence_parallel:
             return self.net.psum(x, "tensor", "pipe")
         return self.net.psum(self.net.reduce_scatter(x, "tensor", dim=1), "pipe")
+
+    def _gathered(self, table: jax.Array) -> jax.Array:
+        """A table [V, D], gathered over `fsdp` as [D, V], which is how it then lies; all uses share one gather."""
+        return self.net.all_gather(table.T, "fsdp", dim=0)
 
     def _table_gradient(self, dtable: jax.Array) -> jax.Array:
         """Sum a table's gradient over the devices that saw other tokens, leaving it sharded as it lies at rest."""

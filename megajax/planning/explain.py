@@ -98,6 +98,10 @@ def _outside(
     if name == "transform" and config.parallel.sequence_parallel:
         sending.append(replace(summed, axis="tensor"))
     gradient = Cause("gradient of a microbatch", "all-reduce", "fsdp", uses * count, size)
+    if name in ("encoder_bias", "decoder_bias"):  # [R, N]: what is summed are the biases [N, S, S] of the layers
+        stack = _stack(config, name)
+        biases = FP32 * numbers / shape[0] * stack.sequence**2
+        gradient = Cause("gradient in a layer", "all-reduce", "fsdp", _layer_runs(config, mesh, stack), biases)
     if "fsdp" not in at_rest:
         return [*sending, gradient]
     again = lookups_again(config.model, mesh["pipe"]) * (name == "word_embedding")

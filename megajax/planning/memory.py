@@ -280,10 +280,9 @@ class _Device:
     @property
     def head(self) -> tuple[float, float]:
         """Bytes of logits and workspace while the loss is computed."""
-        chunk = min(FP32 * CHUNK_LOGITS, logits_bytes(self.config, self.mesh))
-        # The gradient of the output matrix and its transpose; over `fsdp`, one more to scatter, and the matrix itself.
-        matrix = (3 * FP32 + self.width if self.mesh["fsdp"] > 1 else 2 * FP32) * self.table
-        return matrix + 2 * chunk, 0.0
+        chunks = 2 * min(FP32 * CHUNK_LOGITS, logits_bytes(self.config, self.mesh))
+        # The gradient of the output matrix and its transpose; over `fsdp` there is none, but the gathered matrix.
+        return (FP32 + (FP32 if self.mesh["fsdp"] == 1 else self.width)) * self.table + chunks, 0.0
 
 
 def logits_bytes(config: Config, mesh: Mapping[str, int]) -> int:

@@ -98,6 +98,9 @@ def _of_layer(cut: Cut) -> dict[str, float]:
         "fsdp": 3 * weights,
         "expert": width * cut.weights.replicated_over_expert(cut.tensor, cut.whole_heads) / cut.fsdp * scans,
     }
+    if model.positions == "relative" and scans:
+        # The bias [N, S, S] has no samples: its gradient is summed over all that have some, before it meets the table.
+        sent["fsdp"] += 4 * cut.heads * cut.sequence**2
     if model.experts:
         # Inputs gathered twice and their cotangents once, outputs scattered and gradients too; so are the numbers of
         # the chosen experts, and their shares, of which alone there is a gradient.

@@ -112,9 +112,11 @@ def test_how_it_died(code: int, errors: str, message: str):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("family", "layout"), [("LLaMA", "tensor 8"), ("BLOOM", "pipe 2 x tensor 4")])
+@pytest.mark.parametrize(
+    ("family", "layout"), [("LLaMA", "tensor 8"), ("GPT", "fsdp 8"), ("BLOOM", "pipe 2 x tensor 4")]
+)
 def test_a_family_keeps_its_contract(family: str, layout: str):
-    """The cheapest of them, and one with stages, which takes about half a minute.
+    """The cheapest of them; one with a tied table gathered over `fsdp`; one with stages, which takes half a minute.
 
     `python -m tests.bench.contracts` compiles all families in all layouts.
     """
