@@ -82,7 +82,7 @@ class Run:
         return cls(config, devices or (here if PLACEHOLDER in " ".join(command) else here // processes))
 
     def newest_step(self) -> int | None:
-        """Of the checkpoints; None if there is none, or no telling."""
+        """Return the number of the newest checkpoint; None if there is none, or if that cannot be told."""
         if self.config is None:
             return None
         directory = self._checkpoints(self.config)
