@@ -132,7 +132,7 @@ def read_start(config: Config) -> Mapping[str, Any]:
     """What `init_from` implies by key, as training reads it."""
     if config.init_from is None:
         return {}
-    from megajax.training.init_from import start_of  # noqa: PLC0415 - brings JAX, of no other use to a supervisor
+    from megajax.interop.init_from import start_of  # noqa: PLC0415 - brings JAX, of no other use to a supervisor
 
     return start_of(config)
 

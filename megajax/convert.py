@@ -1,8 +1,8 @@
 """`python -m megajax.convert import SRC --out RUN` and `export RUN --out DIR`: models from elsewhere in, and out.
 
-Hugging Face models go both ways: `megajax.training.huggingface` says what is in such a run, `megajax.checkpoint.hf`
-which families there are. Checkpoints of Megatron-LM come in (`megajax.training.megatron`), their weights without
-the optimizer's state; nothing goes out in its format.
+Hugging Face models go both ways: `megajax.interop.hf.transfer` says what is in such a run, `megajax.interop.hf`
+which families there are. Checkpoints of Megatron-LM come in (`megajax.interop.megatron.transfer`), their weights
+without the optimizer's state; nothing goes out in its format.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import logging
 import sys
 from pathlib import Path
 
-from megajax.checkpoint.hf.source import PRECISIONS
-from megajax.checkpoint.megatron.read import is_megatron
 from megajax.cluster.detect import require_one_process
 from megajax.config import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
-from megajax.training.huggingface import export_model, import_model
-from megajax.training.megatron import import_megatron
+from megajax.interop.hf.source import PRECISIONS
+from megajax.interop.hf.transfer import export_model, import_model
+from megajax.interop.megatron.read import is_megatron
+from megajax.interop.megatron.transfer import import_megatron
 
 ONLY = {"import": ("words", "interleaved_rope", "draw_heads", "ignore_args"), "export": ("step", "dtype")}
 """What belongs to one of the two."""

@@ -2,7 +2,7 @@
 
 wikitext103 and lambada are defined as in Megatron-LM, so that numbers compare with published ones; jsonl-perplexity is
 the plain perplexity of documents. Nothing in the run's directory is written, and the model may lie on any mesh. For
-lm-evaluation-harness see `megajax.evaluation.harness`.
+lm-evaluation-harness see `megajax.inference.tasks.harness`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from megajax.cluster.detect import require_one_process
 from megajax.config import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
-from megajax.evaluation.documents import Documents, evaluate_documents
-from megajax.evaluation.lambada import Lambada, evaluate_lambada
-from megajax.evaluation.scoring import Scorer
-from megajax.evaluation.wikitext import WikiText, evaluate_wikitext
-from megajax.training.trained import TrainedModel, load_model
+from megajax.inference.tasks.documents import Documents, evaluate_documents
+from megajax.inference.tasks.lambada import Lambada, evaluate_lambada
+from megajax.inference.tasks.scoring import Scorer
+from megajax.inference.tasks.wikitext import WikiText, evaluate_wikitext
+from megajax.inference.trained import TrainedModel, load_model
 
 TASKS = ("wikitext103", "lambada", "jsonl-perplexity")
 OVERLAP = 32

@@ -19,10 +19,10 @@ from typing import Any
 from megajax.cluster.detect import require_one_process
 from megajax.config import ConfigError
 from megajax.config.cli import OneLineParser, entry_point
-from megajax.data.chat import Message
-from megajax.models.sampling import Sampling
-from megajax.training.sample import Continuation, Options, continue_prompts
-from megajax.training.trained import Prompt, load_model
+from megajax.corpus.chat import Message
+from megajax.inference.sample import Continuation, Options, continue_prompts
+from megajax.inference.sampling import Sampling
+from megajax.inference.trained import Prompt, load_model
 
 log = logging.getLogger(__name__)
 

@@ -17,17 +17,17 @@ from typing import Any
 
 from megajax.config import Config, ConfigError
 from megajax.config.cli import entry_point, parse_command_line
+from megajax.costs.hardware import gpu_named
+from megajax.costs.memory import GIB
 from megajax.data.files import write_text
+from megajax.interop.init_from import start_of
 from megajax.planning.compiled import CompiledPlan
-from megajax.planning.hardware import gpu_named
+from megajax.planning.deviceless_step import compile_plan
 from megajax.planning.layouts import layout_name
-from megajax.planning.memory import GIB
 from megajax.planning.plan import TOKENS, Plan, columns, plan, with_vocabulary
 from megajax.planning.remedy import smallest_remedy
 from megajax.planning.report import html_report
 from megajax.planning.search import Candidate, search_layouts
-from megajax.training.deviceless_step import compile_plan
-from megajax.training.init_from import start_of
 
 DOES_NOT_FIT = 3
 DIFFERS = 4

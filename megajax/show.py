@@ -24,16 +24,16 @@ from rich.table import Table
 from megajax.config import Config, ConfigError, check_batch, check_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.config.parallel import AXES
+from megajax.costs.sizes import parameter_count
 from megajax.data.files import write_text
+from megajax.interop.init_from import start_of
 from megajax.models.parameters import logical_axes, named_leaves
-from megajax.models.sizes import parameter_count
-from megajax.parallel.pipeline.drawing import draw_svg, draw_text
 from megajax.parallel.pipeline.schedule import Schedule, interleaved
 from megajax.parallel.rules import Rule, Rules
+from megajax.planning.drawing import draw_svg, draw_text
 from megajax.planning.explain import causes
 from megajax.planning.layouts import microbatches
 from megajax.planning.plan import with_vocabulary
-from megajax.training.init_from import start_of
 from megajax.training.state import TrainState, init_state, optimizer_for
 
 

@@ -25,12 +25,15 @@ from megajax.cluster import Cluster, Watchdog, check_devices, detect, devices_by
 from megajax.config import ClusterConfig, Config, ConfigError, check_batch, check_training, dump_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.config.gpu_settings import settings_warning
+from megajax.corpus.prepare import prepare_text
 from megajax.data.batch import batch_arrays
 from megajax.data.build import build_datasets
 from megajax.data.consumed import Mix, TrainingData
 from megajax.data.dataset import Batch as HostBatch
 from megajax.data.loader import Loader
 from megajax.in_turn import in_turn
+from megajax.inference.sample import encode_prompt, print_sample
+from megajax.interop.init_from import prepare_start, start_from, start_of
 from megajax.observe.clock import Clock
 from megajax.observe.late import StepMetrics
 from megajax.observe.memory import explained_out_of_memory
@@ -46,12 +49,10 @@ from megajax.training.compiled import CompiledStep
 from megajax.training.evaluate import Evaluator
 from megajax.training.feed import Feed
 from megajax.training.health import Returns, RollBack, check_step, give_up
-from megajax.training.init_from import prepare_start, start_from, start_of
 from megajax.training.pulse import Pulse
 from megajax.training.run_directory import RunDirectory
-from megajax.training.sample import encode_prompt, print_sample
 from megajax.training.schedule import Schedule, stretches_of
-from megajax.training.setup import changes, check_tokenizer, prepare, stretches_before
+from megajax.training.setup import changes, check_tokenizer, fit_to_tokenizer, stretches_before
 from megajax.training.step import batch_shardings, build_eval_step, build_init, build_train_step
 from megajax.training.stop import Request, Requests
 
@@ -153,7 +154,9 @@ class Trainer:
         trained = checkpoints.latest is not None
         with cluster.first_alone("data"):
             prepare_start(config, run, trained)
-            config, self.tokenizer = prepare(config, run, trained)
+            kind = config.data.kind_for(config.model.family)
+            data, tokenizer = prepare_text(config.data, config.tokenizer, run.path, kind, trained)
+            config, self.tokenizer = fit_to_tokenizer(replace(config, data=data, tokenizer=tokenizer))
         self.config = config
         encode_prompt(config, self.tokenizer)
 

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from megajax.cluster.detect import require_one_process
 from megajax.config import Config, ConfigError
 from megajax.config.cli import entry_point, parse_command_line
+from megajax.interop.init_from import start_of
 from megajax.parallel.mesh import compile_fast, simulate_devices
 from megajax.planning.collectives import OPS, Traffic
-from megajax.planning.layouts import layout_name
-from megajax.training.equivalence import (
+from megajax.planning.equivalence import (
     YARDSTICK,
     comparable,
     compare,
@@ -30,7 +30,7 @@ from megajax.training.equivalence import (
     one_device,
     train_layout,
 )
-from megajax.training.init_from import start_of
+from megajax.planning.layouts import layout_name
 
 SHORT = {op: "".join(word[0] for word in op.split("-")) for op in OPS}
 """all-gather ag, all-reduce ar, reduce-scatter rs, collective-permute cp, all-to-all ata."""

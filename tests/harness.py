@@ -1,4 +1,4 @@
-"""Tiny models for `megajax.training.equivalence`: train them in memory on any layout of the simulated devices."""
+"""Tiny models for `megajax.planning.equivalence`: train them in memory on any layout of the simulated devices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from megajax.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
-from megajax.training import equivalence, random_batches
-from megajax.training.equivalence import Compiled, Outcome, differences, gathered
+from megajax.planning import equivalence, random_batches
+from megajax.planning.equivalence import Compiled, Outcome, differences, gathered
 
 __all__ = ["Outcome", "compile_layout", "gathered", "random_samples", "tiny_config", "train_layout", "worst"]
 

@@ -22,8 +22,8 @@ import yaml
 from megajax.config import ConfigError, DataConfig, TokenizerConfig, load_config
 from megajax.config.load import load_run
 from megajax.convert import main as convert
+from megajax.corpus.prepare import own_tokenizer, prepare_text
 from megajax.data.indexed import IndexedDataset, IndexedWriter
-from megajax.data.prepare import own_tokenizer, prepare_text
 from megajax.data.tokenizers import build_tokenizer
 from megajax.generate import main as generate
 from megajax.train import main

@@ -16,11 +16,11 @@ from megajax.checkpoint.store import Checkpoints
 from megajax.config import ConfigError, load_config
 from megajax.data.tokenizers import NullTokenizer
 from megajax.generate import generate_text, main
+from megajax.inference.sample import Continuation, Options, continue_prompts
+from megajax.inference.sampling import Sampling
+from megajax.inference.trained import TrainedModel, load_model
 from megajax.models.layout import Layout
-from megajax.models.sampling import Sampling
 from megajax.train import train
-from megajax.training.sample import Continuation, Options, continue_prompts
-from megajax.training.trained import TrainedModel, load_model
 from tests.made_runs import MODEL, make_run
 
 GREEDY = Sampling(temperature=0)

@@ -20,15 +20,15 @@ from safetensors.numpy import load_file
 from megajax.config import ConfigError, ModelConfig, load_config
 from megajax.config.cli import Command, parse_command_line
 from megajax.convert import main as convert
+from megajax.inference.trained import load_model
+from megajax.interop.init_from import grow_vocabulary, start_of
 from megajax.models.families import build_model
 from megajax.models.parameters import named_leaves
 from megajax.plan import main as plan
 from megajax.show import main as show
 from megajax.train import main, train
-from megajax.training.init_from import grow_vocabulary, start_of
-from megajax.training.trained import load_model
 from megajax.verify import main as verify
-from tests.checkpoint.hf.made import MODELS, change, made
+from tests.interop.hf.made import MODELS, change, made
 from tests.runs import ALL_DEVICES, WORDS, arrays, records
 
 DATA_ALONE = [

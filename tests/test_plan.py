@@ -113,7 +113,7 @@ def test_nothing_near_fits(capsys: pytest.CaptureFixture[str]):
     ("words", "message"),
     [
         ("--gpu v100", "unknown GPU 'v100': known are A100-40GB, A100-80GB, B200"),
-        ("--gpu v100", "to add it, write a line into GPUS of megajax.planning.hardware"),
+        ("--gpu v100", "to add it, write a line into GPUS of megajax.costs.hardware"),
         ("--gpus 100 parallel.tensor=8", "number of devices 100 is not a multiple of"),
         ("--gpus 0", "0 GPUs cannot train: give 1 or more"),
         ("--gpus 7", "train.global_batch_size 512 is not a multiple of"),

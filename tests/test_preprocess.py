@@ -16,11 +16,11 @@ import sentencepiece
 
 from megajax import preprocess as command
 from megajax.config import ConfigError, TokenizerConfig
-from megajax.data import workers
-from megajax.data.corpus import preprocess, preprocess_keys
+from megajax.corpus import workers
+from megajax.corpus.corpus import preprocess, preprocess_keys
+from megajax.corpus.readers import whole
+from megajax.corpus.shards import Job, Options, Shard, ShardWriter, plan_shards
 from megajax.data.indexed import IndexedDataset
-from megajax.data.readers import whole
-from megajax.data.shards import Job, Options, Shard, ShardWriter, plan_shards
 from megajax.data.tokenizers import build_tokenizer, train_sentencepiece
 from tests.bench import kill_preprocessing
 

@@ -126,7 +126,7 @@ def parse_command_line(
         description: one sentence for `--help`.
         argv: the words after it.
         resolve: reads the values by key that `init_from` implies, where that is no run; it must not write
-            (`megajax.training.init_from.start_of`, which is out of reach here).
+            (`megajax.interop.init_from.start_of`, which is out of reach here).
         extra: adds the entry point's own options to the parser; they come back in the namespace.
 
     Raises:

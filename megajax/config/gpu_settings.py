@@ -1,7 +1,7 @@
 """Settings of XLA, JAX and NCCL by type of GPU, each with its reason, and how much memory JAX takes.
 
 The launcher sets them (`python -m launch.env` prints them), the planner counts with that memory, and a step that is
-compiled for GPUs that are not there (`megajax.training.deviceless_step`) is compiled with them: all three agree. What
+compiled for GPUs that are not there (`megajax.planning.deviceless_step`) is compiled with them: all three agree. What
 the user has set in the environment wins with all three.
 
 XLA ends every program that names a flag it does not know, so a test starts JAX with all of them. Nothing is here

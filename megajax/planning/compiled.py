@@ -1,6 +1,6 @@
 """What the compiler says about a plan: memory by class, collectives by axis, FLOPs, next to the closed form.
 
-The program is the real training step, compiled in `megajax.training.deviceless_step`.
+The program is the real training step, compiled in `megajax.planning.deviceless_step`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megajax.costs.memory import GIB
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.planning.layouts import microbatches
-from megajax.planning.memory import GIB
 from megajax.planning.plan import Plan, columns
 
 SIMULATED = "simulated CPU"

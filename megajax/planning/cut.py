@@ -17,12 +17,12 @@ from typing import NamedTuple
 from megajax.config.config import Config
 from megajax.config.model import ModelConfig
 from megajax.config.train import ACTIVATION_NAMES
+from megajax.costs.hardware import Gpu
+from megajax.costs.memory import saved_per_layer
+from megajax.costs.stacks import LayerWeights, Stack, expert_load, layer_weights
 from megajax.data.batch import batch_arrays
 from megajax.parallel.kernels import choose_attention
-from megajax.planning.hardware import Gpu
-from megajax.planning.memory import saved_per_layer
 from megajax.planning.operations import WIDTH, Numbers, Work, gather_seconds, memory_seconds
-from megajax.planning.stacks import LayerWeights, Stack, expert_load, layer_weights
 from megajax.planning.trainers import Trainer
 
 

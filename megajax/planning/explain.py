@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from megajax.config import Config
+from megajax.costs.stacks import Stack, lookups, lookups_again, stacks
 from megajax.parallel.rules import Rule
 from megajax.planning.layouts import microbatches
-from megajax.planning.stacks import Stack, lookups, lookups_again, stacks
 
 FP32 = 4
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from megajax.costs.stacks import head_matrices, lookups
 from megajax.planning.cut import LAST, Core, Cut, Product, cores, experts, products, rows_of
 from megajax.planning.operations import (
     LAUNCH,
@@ -24,7 +25,6 @@ from megajax.planning.operations import (
     memory_seconds,
     total,
 )
-from megajax.planning.stacks import head_matrices, lookups
 
 KERNELS = 3
 """Elementwise kernels around a matrix product, forward."""

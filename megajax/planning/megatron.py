@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import prod
 
 from megajax.config import Config, ConfigError
-from megajax.planning.memory import StageMemory
-from megajax.planning.weights import model_leaves
+from megajax.costs.memory import StageMemory
+from megajax.costs.weights import model_leaves
 
 CUTS = {
     "layers": ("pipe",),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from megajax.config.base import ConfigError
-from megajax.planning.hardware import Gpu
+from megajax.costs.hardware import Gpu
 
 Numbers = Literal["fp8", "half", "fp32"]
 WIDTH: dict[Numbers, int] = {"fp8": 1, "half": 2, "fp32": 4}

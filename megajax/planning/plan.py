@@ -18,15 +18,15 @@ from typing import Any, Literal
 from megajax.config import Config, ConfigError, check_config, resolve_mesh
 from megajax.config.gpu_settings import MEMORY_FRACTION, memory_fraction, memory_variable
 from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.costs.flops import AttentionConvention, Flops, count_flops
+from megajax.costs.hardware import Gpu, gpu_named
+from megajax.costs.memory import GIB, StageMemory, describe_logits, logits_bytes, stage_memory
+from megajax.costs.sizes import parameter_count
+from megajax.costs.stacks import Load, balanced_load
 from megajax.data.tokenizers import build_tokenizer
-from megajax.models.sizes import parameter_count
-from megajax.planning.flops import AttentionConvention, Flops, count_flops
-from megajax.planning.hardware import Gpu, gpu_named
 from megajax.planning.layouts import divide_weights, layout_name, microbatches
 from megajax.planning.megatron import check_like_megatron, megatron_memory
-from megajax.planning.memory import GIB, StageMemory, describe_logits, logits_bytes, stage_memory
 from megajax.planning.roofline import LABELS, StepTime, step_time
-from megajax.planning.stacks import Load, balanced_load
 from megajax.planning.traffic import Sent, traffic_by_axis
 from megajax.planning.trainers import MEGAJAX, MEGATRON
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from html import escape
 
 from megajax.config.parallel import AXES
-from megajax.parallel.pipeline.drawing import CELL, COLUMNS, LEFT, ROW, TOP, draw_svg, summary
+from megajax.costs.memory import GIB, StageMemory
 from megajax.parallel.pipeline.schedule import Schedule, interleaved, one_f_one_b
+from megajax.planning.drawing import CELL, COLUMNS, LEFT, ROW, TOP, draw_svg, summary
 from megajax.planning.layouts import layout_name, microbatches
-from megajax.planning.memory import GIB, StageMemory
 from megajax.planning.page import PAGE, STYLE, bar, column, note, section, svg, swatch, table, tiles
 from megajax.planning.plan import Plan
 from megajax.planning.roofline import LABELS

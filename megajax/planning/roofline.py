@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from megajax.config.config import Config
 from megajax.config.model import ModelConfig
 from megajax.config.parallel import AXES, REPLICAS
+from megajax.costs.flops import AttentionConvention, count_flops
+from megajax.costs.hardware import Gpu
+from megajax.costs.stacks import layer_weights, stacks, table_parameters
+from megajax.costs.weights import MOMENTS
 from megajax.planning.cut import Cut
-from megajax.planning.flops import AttentionConvention, count_flops
-from megajax.planning.hardware import Gpu
 from megajax.planning.layer_time import layer_work, vocabulary_work
 from megajax.planning.operations import (
     WIDTH,
@@ -33,9 +35,7 @@ from megajax.planning.operations import (
     send_seconds,
     total,
 )
-from megajax.planning.stacks import layer_weights, stacks, table_parameters
 from megajax.planning.trainers import MEGAJAX, Trainer
-from megajax.planning.weights import MOMENTS
 
 STEP = 5e-3
 """Seconds a step that nothing hides: start of the program, norm of all gradients, metrics."""

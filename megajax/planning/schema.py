@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from megajax.config.parallel import AXES
-from megajax.planning.memory import StageMemory
+from megajax.costs.memory import StageMemory
 from megajax.planning.roofline import LABELS
 
 Schema = dict[str, Any]

@@ -18,9 +18,9 @@ from typing import Literal
 
 from megajax.config import Config, ConfigError, ParallelConfig
 from megajax.config.parallel import REPLICAS, fit_vocabulary
-from megajax.planning.hardware import Gpu
+from megajax.costs.hardware import Gpu
+from megajax.costs.memory import GIB, heaviest
 from megajax.planning.layouts import layouts_on, legality, meshes
-from megajax.planning.memory import GIB, heaviest
 from megajax.planning.roofline import LABELS, StepTime, step_time
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megajax.config import Config
+from megajax.costs.hardware import Gpu
+from megajax.costs.stacks import head_matrices, lookups, lookups_again, stacks
 from megajax.planning.cut import LAST, Cut, products
-from megajax.planning.hardware import Gpu
 from megajax.planning.operations import WIDTH
 from megajax.planning.roofline import StepTime, cuts_of, layers_per_stage, microbatch_count, stride_of, weights_in_step
-from megajax.planning.stacks import head_matrices, lookups, lookups_again, stacks
 from megajax.planning.trainers import Trainer
 
 

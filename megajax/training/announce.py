@@ -11,16 +11,16 @@ from jax.sharding import Mesh
 
 from megajax.config.config import Config
 from megajax.config.parallel import REPLICAS
+from megajax.costs.flops import count_flops
+from megajax.costs.hardware import device_peak
+from megajax.costs.memory import describe_logits, state_bytes
+from megajax.costs.sizes import parameter_count
 from megajax.data.consumed import TrainingData
 from megajax.data.dataset import Dataset
-from megajax.models.sizes import parameter_count
 from megajax.observe.memory import device_memory
 from megajax.observe.throughput import Throughput
 from megajax.parallel.kernels import Kernel
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
-from megajax.planning.flops import count_flops
-from megajax.planning.hardware import device_peak
-from megajax.planning.memory import describe_logits, state_bytes
 from megajax.training.run_directory import RunDirectory
 
 ATTENTION_FLOPS: Literal["full", "causal"] = "causal"

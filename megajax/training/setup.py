@@ -1,4 +1,4 @@
-"""From the configuration as the user wrote it to the one that a run needs: tokenizer, token files, vocabulary size."""
+"""How a run makes its configuration whole at the start: the vocabulary size of its tokenizer, the schedule so far."""
 
 from __future__ import annotations
 
@@ -9,27 +9,18 @@ from megajax.config.base import ConfigError
 from megajax.config.checks import check_config
 from megajax.config.config import Config
 from megajax.config.parallel import fit_vocabulary
-from megajax.data.prepare import prepare_text
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.training.run_directory import RunDirectory
 from megajax.training.schedule import Schedule, Stretch
 
 
-def prepare(config: Config, run: RunDirectory, trained: bool) -> tuple[Config, Tokenizer]:
-    """Make (once) what `data.text` asks for, load the tokenizer and give the model its vocabulary size.
-
-    Args:
-        config: as the user wrote it.
-        run: where to make it.
-        trained: there is a checkpoint.
+def fit_to_tokenizer(config: Config) -> tuple[Config, Tokenizer]:
+    """Load the run's own tokenizer, and give the model the vocabulary size that it implies.
 
     Raises:
-        ConfigError: text or tokenizer cannot be used, or are not what was trained on, or the tokenizer has more ids
-            than `model.vocab_size`.
+        ConfigError: the tokenizer cannot be used, or has more ids than `model.vocab_size`.
     """
-    kind = config.data.kind_for(config.model.family)
-    data, tokenizer_config = prepare_text(config.data, config.tokenizer, run.path, kind, trained)
-    tokenizer = build_tokenizer(tokenizer_config)
+    tokenizer = build_tokenizer(config.tokenizer)
     wanted = config.model.vocab_size
     if wanted is not None and wanted < tokenizer.vocab_size:
         origin, remedy = "", "unset it, or raise it"
@@ -40,8 +31,7 @@ def prepare(config: Config, run: RunDirectory, trained: bool) -> tuple[Config, T
             f"model.vocab_size is {wanted}{origin} but the tokenizer has {tokenizer.vocab_size} ids: {remedy}"
         )
     model = replace(config.model, vocab_size=wanted or tokenizer.vocab_size)
-    model = fit_vocabulary(model, config.parallel)
-    config = replace(config, data=data, tokenizer=tokenizer_config, model=model)
+    config = replace(config, model=fit_vocabulary(model, config.parallel))
     check_config(config)
     return config, tokenizer
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import jax
 
 from megajax.config import ConfigError
-from megajax.planning.memory import GIB, heaviest
-from megajax.training.deviceless_step import compile_step
+from megajax.costs.memory import GIB, heaviest
+from megajax.planning.deviceless_step import compile_step
 from tests.bench.deviceless_memory import NODES_16, mesh_sizes, published
 
 

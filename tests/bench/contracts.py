@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megajax.config import ConfigError
+from megajax.costs.memory import GIB
 from megajax.planning.compiled import CompiledPlan
-from megajax.planning.memory import GIB
+from megajax.planning.deviceless_step import compile_plan
 from megajax.planning.plan import plan
-from megajax.training.deviceless_step import compile_plan
 from tests.bench.deviceless_memory import published
 
 

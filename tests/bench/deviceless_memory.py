@@ -19,8 +19,8 @@ from megajax.config import Config, ConfigError, load_config
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.planning.collectives import collectives
+from megajax.planning.deviceless_step import compile_step
 from megajax.planning.layouts import layout_name, microbatches
-from megajax.training.deviceless_step import compile_step
 
 GIB = 2**30
 SENT_OVER = ("tensor", "pipe", "data")

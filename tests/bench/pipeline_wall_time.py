@@ -23,8 +23,8 @@ import numpy as np
 from megajax.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
 from megajax.parallel.mesh import simulate_devices
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
+from megajax.planning.equivalence import compile_layout, random_batch
 from megajax.planning.layouts import microbatches
-from megajax.training.equivalence import compile_layout, random_batch
 
 CONFIG = Config(
     model=ModelConfig(num_layers=8, hidden_size=256, num_heads=4, max_positions=128, vocab_size=1024),

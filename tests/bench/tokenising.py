@@ -24,7 +24,7 @@ import psutil
 import sentencepiece
 import tokenizers
 
-from megajax.data.readers import read_documents
+from megajax.corpus.readers import read_documents
 from megajax.data.tokenizers import train_sentencepiece
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import pytest
 
 from megajax.config import ConfigError, ModelConfig, check_config, load_config
 from megajax.config.presets import CONFIGS, find_bundled, find_config, list_presets
-from megajax.models.sizes import parameter_count, parameter_counts
+from megajax.costs.sizes import parameter_count, parameter_counts
 
 # preset: (exact count, published, where)
 IDS_COUNT = {

@@ -11,12 +11,12 @@ import tokenizers
 from tokenizers import processors
 
 from megajax.config import Config, ConfigError, DataConfig, TokenizerConfig
+from megajax.corpus.corpus import preprocess
 from megajax.data.build import build_datasets
-from megajax.data.corpus import preprocess
 from megajax.data.indexed import IndexedDataset
 from megajax.data.tokenizers import build_tokenizer
+from megajax.inference.trained import TrainedModel
 from megajax.preprocess import main
-from megajax.training.trained import TrainedModel
 
 TEXTS = ["hello world", "", "the world says hello", "and the other world too"] * 5
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megajax.config import Config, ConfigError, DataConfig, check_config
-from megajax.data.chat import render
-from megajax.data.conversations import write_conversations
+from megajax.corpus.chat import render
+from megajax.corpus.conversations import write_conversations
 from megajax.data.indexed import IndexedDataset
 from megajax.data.instruction import InstructionDataset, best_fit, pack
 from megajax.data.selection import Selection

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from megajax.config import ConfigError, DataConfig
+from megajax.corpus.merge import merge_token_files
 from megajax.data import vocabulary
 from megajax.data.build import build_datasets
 from megajax.data.indexed import Index, IndexedDataset, IndexedWriter, write_index
-from megajax.data.merge import merge_token_files
 from megajax.data.tokenizers import NullTokenizer
 from megajax.data.vocabulary import VocabularyScan
 

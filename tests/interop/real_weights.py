@@ -30,12 +30,12 @@ import transformers
 from safetensors.numpy import load_file
 
 from megajax.evaluate import evaluate
+from megajax.inference.sample import Options, continue_prompts
+from megajax.inference.sampling import Sampling
+from megajax.inference.trained import load_model
+from megajax.interop.hf.transfer import export_model, import_model
 from megajax.models.layout import Layout
-from megajax.models.sampling import Sampling
 from megajax.train import main as train
-from megajax.training.huggingface import export_model, import_model
-from megajax.training.sample import Options, continue_prompts
-from megajax.training.trained import load_model
 from tests.interop.imports import imported_model
 
 PROMPTS = [

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from megajax.checkpoint.hf.families import family_of
 from megajax.config import ConfigError, ModelConfig
+from megajax.interop.hf.families import family_of
+from megajax.interop.hf.transfer import export_model, import_model
 from megajax.models.layout import Layout
-from megajax.training.huggingface import export_model, import_model
 from tests.interop.imports import assert_same_outputs, imported_model
 from tests.interop.test_conversion_cases import rewrite
 

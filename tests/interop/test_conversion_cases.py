@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import CheckpointConfig, ModelConfig, dump_config, load_config
+from megajax.inference.trained import load_model
+from megajax.interop.hf.transfer import export_model, import_model
 from megajax.models.parameters import named_leaves
-from megajax.training.huggingface import export_model, import_model
-from megajax.training.trained import load_model
 from tests.interop.imports import assert_same_outputs, imported_model, in_layers, trained
 from tests.made_runs import make_run
 

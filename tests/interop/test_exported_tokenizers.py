@@ -16,11 +16,11 @@ from tokenizers import normalizers, pre_tokenizers
 
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import CheckpointConfig, TokenizerConfig, dump_config, load_config
-from megajax.data.chat import Chat
+from megajax.corpus.chat import Chat
 from megajax.data.tokenizers import Tokenizer, build_tokenizer, train_sentencepiece
-from megajax.data.tokenizers.export import PROBES, write_tokenizer
 from megajax.data.tokenizers.fast import train_wordpiece
-from megajax.training.huggingface import export_model
+from megajax.interop.hf.tokenizers import PROBES, write_tokenizer
+from megajax.interop.hf.transfer import export_model
 from tests.interop.imports import trained
 
 pytestmark = pytest.mark.needs("transformers")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megajax.training.huggingface import export_model, import_model
+from megajax.interop.hf.transfer import export_model, import_model
 from tests.interop.imports import assert_same_outputs, imported_model
 
 pytestmark = pytest.mark.needs("torch", "transformers")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megajax.models.sampling import Sampling
-from megajax.training.huggingface import import_model
-from megajax.training.sample import Options, continue_prompts
-from megajax.training.trained import load_model
+from megajax.inference.sample import Options, continue_prompts
+from megajax.inference.sampling import Sampling
+from megajax.inference.trained import load_model
+from megajax.interop.hf.transfer import import_model
 
 pytestmark = pytest.mark.needs("torch", "transformers")
 

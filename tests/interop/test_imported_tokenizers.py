@@ -11,14 +11,14 @@ import tokenizers
 from tokenizers import processors
 
 from megajax.config import ConfigError, TokenizerConfig
-from megajax.data.chat import Chat
+from megajax.corpus.chat import Chat
 from megajax.data.tokenizers import build_tokenizer
-from megajax.data.tokenizers.export import write_tokenizer
-from megajax.evaluation.scoring import Scorer, Window
-from megajax.training.huggingface import export_model, import_model
-from megajax.training.sample import Options, continue_prompts
-from megajax.training.trained import load_model
-from tests.data import test_chat as chats
+from megajax.inference.sample import Options, continue_prompts
+from megajax.inference.tasks.scoring import Scorer, Window
+from megajax.inference.trained import load_model
+from megajax.interop.hf.tokenizers import write_tokenizer
+from megajax.interop.hf.transfer import export_model, import_model
+from tests.corpus import test_chat as chats
 from tests.interop.test_exported_tokenizers import PROBES, TEXTS, byte_level, cased, llama, loaded, t5
 
 TEMPLATE = {"bos_token": "<bos>", "eos_token": "<|endoftext|>"}

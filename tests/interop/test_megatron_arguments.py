@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from megajax.checkpoint.megatron.arguments import read_architecture
 from megajax.config import ConfigError
 from megajax.convert import main
+from megajax.inference.trained import load_model
+from megajax.interop.megatron.arguments import read_architecture
 from megajax.models.layout import Layout
-from megajax.training.trained import load_model
 from tests.interop import megatron_reference as reference
 from tests.models.tiny import batch_of
 

@@ -13,8 +13,8 @@ import pytest
 
 from megajax.config import ModelConfig
 from megajax.convert import main
+from megajax.inference.trained import load_model
 from megajax.models.parameters import named_leaves
-from megajax.training.trained import load_model
 from tests.models.tiny import random_model
 
 pytestmark = pytest.mark.needs("torch")

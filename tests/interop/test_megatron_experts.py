@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from megajax.convert import main
+from megajax.inference.trained import load_model
 from megajax.models.parameters import named_leaves
-from megajax.training.trained import load_model
 from tests.interop import megatron_reference as reference
 from tests.interop.test_megatron_arguments import MIXTURE, save
 

@@ -19,8 +19,8 @@ from megajax.config.gpu_settings import (
     memory_fraction,
     settings_warning,
 )
+from megajax.costs.hardware import gpu_named
 from megajax.planning.deviceless import TARGETS, _proto
-from megajax.planning.hardware import gpu_named
 from tests.launch.programs import ROOT, finish, launch, python
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launch.run import Run
-from tests.checkpoint.hf.made import MODELS, made
+from tests.interop.hf.made import MODELS, made
 from tests.launch.programs import ROOT, finish, launch, python, tiny_run, until
 
 CONFIG = ["megajax.train", "configs/models/gpt2_124m.yaml", "train.global_batch_size=12", "parallel.fsdp=2"]

@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 
 from megajax.config import Config, ParallelConfig, load_config
-from megajax.training.equivalence import Outcome, comparable, compare
+from megajax.planning.equivalence import Outcome, comparable, compare
 from tests.harness import train_layout
 
 LAYOUTS = {

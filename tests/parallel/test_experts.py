@@ -17,8 +17,8 @@ from megajax.models.experts import Weights, mixture
 from megajax.parallel.experts import Experts
 from megajax.parallel.mesh import MANUAL_AXES, build_mesh
 from megajax.parallel.rules import Rules
+from megajax.planning.equivalence import compare
 from megajax.planning.layouts import layout_name, legal_layouts
-from megajax.training.equivalence import compare
 from tests.harness import LLAMA, Outcome, tiny_config, train_layout
 
 MIXTURE = replace(

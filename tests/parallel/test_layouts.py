@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megajax.config import OptimConfig, ParallelConfig
-from megajax.training.equivalence import compare
+from megajax.planning.equivalence import compare
 from tests.harness import GPT, LLAMA, Outcome, tiny_config, train_layout
 
 DROPOUT = replace(GPT, num_layers=4, hidden_dropout=0.1, attention_dropout=0.1)

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from megajax.models.scoring import score_batch
+from megajax.inference.scores import score_batch
+from megajax.inference.trained import load_model
 from megajax.planning.collectives import Traffic, collectives
-from megajax.training.trained import load_model
 from tests.made_runs import MODEL, make_run
 
 B, S, D, L = 4, 16, MODEL.hidden_size, MODEL.num_layers

@@ -20,7 +20,7 @@ import jax
 import pytest
 
 from megajax.config import ParallelConfig
-from megajax.training.equivalence import compile_layout, random_batch
+from megajax.planning.equivalence import compile_layout, random_batch
 from tests.harness import BATCH, GPT, tiny_config
 
 LAYOUTS = {

@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from megajax.config import ModelConfig
-from megajax.planning.flops import count_flops
-from megajax.planning.hardware import gpu_named
+from megajax.costs.flops import count_flops
+from megajax.costs.hardware import gpu_named
 from megajax.planning.trainers import MEGAJAX
 from tests.planning.published_steps import (
     A100,

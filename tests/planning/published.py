@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from megajax.config import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES
+from megajax.costs.memory import GIB
 from megajax.planning.megatron import MEGATRON_LM, Practice, heaviest_stage, megatron_memory
-from megajax.planning.memory import GIB
 
 NANOTRON = Practice(gradients=6, logits=10, swiglu=8, keeps_gathered=True)
 """bf16 gradients next to their fp32 sums; loss and MLP are not fused."""

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from megajax.config import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES, fit_vocabulary
-from megajax.planning.flops import count_flops
-from megajax.planning.hardware import Gpu, gpu_named
+from megajax.costs.flops import count_flops
+from megajax.costs.hardware import Gpu, gpu_named
 from megajax.planning.roofline import StepTime, step_time
 from megajax.planning.trainers import MEGAJAX, MEGATRON, Trainer
 

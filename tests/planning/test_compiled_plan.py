@@ -9,12 +9,12 @@ from jsonschema import Draft202012Validator
 
 from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from megajax.plan import DIFFERS, main
+from megajax.planning import deviceless_step
 from megajax.planning.compiled import SIMULATED, CompiledPlan
 from megajax.planning.deviceless import has_compiler
+from megajax.planning.deviceless_step import compile_plan, describe_death
 from megajax.planning.plan import plan
 from megajax.planning.schema import SCHEMA
-from megajax.training import deviceless_step
-from megajax.training.deviceless_step import compile_plan, describe_death
 from tests.bench.contracts import breaches, contract
 
 TINY = Config(
@@ -128,7 +128,7 @@ def test_a_family_keeps_its_contract(family: str, layout: str):
 FLATTENED = """
 import sys
 from megajax.models import mlp
-from megajax.training import deviceless_step
+from megajax.planning import deviceless_step
 
 def linear(x, weight):
     y = x @ weight.reshape(len(weight), -1)

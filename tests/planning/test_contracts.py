@@ -14,7 +14,7 @@ import pytest
 
 from megajax.planning.collectives import Traffic, collectives
 from megajax.planning.deviceless import has_compiler
-from megajax.training.deviceless_step import CompiledStep, compile_step
+from megajax.planning.deviceless_step import CompiledStep, compile_step
 from tests.bench.deviceless_memory import NODES_16, published, ring_bytes
 
 pytestmark = pytest.mark.skipif(

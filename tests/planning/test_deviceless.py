@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from megajax.costs.hardware import find_gpu
 from megajax.parallel.mesh import build_mesh
 from megajax.parallel.rules import Rules
 from megajax.planning.collectives import collectives
 from megajax.planning.deviceless import TARGETS, gpu_topology, has_compiler
-from megajax.planning.hardware import find_gpu
-from megajax.training.deviceless_step import compile_step
+from megajax.planning.deviceless_step import compile_step
 from megajax.training.schedule import Schedule
 from megajax.training.step import batch_shardings, build_init, build_train_step
 from tests.bench.deviceless_memory import published

@@ -12,16 +12,16 @@ from jsonschema import Draft202012Validator
 
 from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES
+from megajax.costs.memory import saved_per_layer
 from megajax.plan import main
 from megajax.planning.collectives import collectives
 from megajax.planning.deviceless import has_compiler
-from megajax.planning.memory import saved_per_layer
+from megajax.planning.deviceless_step import abstract_step, compile_step
 from megajax.planning.plan import Plan, plan
 from megajax.planning.report import html_report
 from megajax.planning.schema import SCHEMA
 from megajax.planning.traced_flops import matmul_flops
 from megajax.show import sharding_of
-from megajax.training.deviceless_step import abstract_step, compile_step
 from tests.planning.test_plan import assert_caused_is_sent
 
 D, F, N, H, V, L, S, T, B = 64, 96, 4, 16, 512, 3, 64, 32, 2

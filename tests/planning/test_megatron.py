@@ -8,7 +8,7 @@ import pytest
 
 from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES
-from megajax.models.sizes import parameter_count
+from megajax.costs.sizes import parameter_count
 from megajax.planning.megatron import (
     heaviest_stage,
     layer_activations,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 import megajax.planning
 from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig, load_config
 from megajax.config.parallel import AXES
+from megajax.costs.hardware import gpu_named
 from megajax.planning.explain import causes
-from megajax.planning.hardware import gpu_named
 from megajax.planning.plan import Plan, columns, plan
 from megajax.planning.remedy import smallest_remedy
 from megajax.show import sharding_of

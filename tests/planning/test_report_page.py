@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 import pytest
 
 from megajax.config.load import load_config
-from megajax.planning.hardware import gpu_named
-from megajax.planning.memory import GIB
+from megajax.costs.hardware import gpu_named
+from megajax.costs.memory import GIB
 from megajax.planning.plan import Plan, plan
 from megajax.planning.report import LAYOUTS, html_report
 from megajax.planning.roofline import LABELS

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES
-from megajax.planning.flops import count_flops
-from megajax.planning.hardware import GPUS, Gpu, gpu_named
+from megajax.costs.flops import count_flops
+from megajax.costs.hardware import GPUS, Gpu, gpu_named
 from megajax.planning.operations import (
     DISTURBANCE,
     HANDSHAKE,

@@ -7,7 +7,7 @@ import pytest
 
 from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig, load_config
 from megajax.config.parallel import AXES, fit_vocabulary
-from megajax.planning.hardware import gpu_named
+from megajax.costs.hardware import gpu_named
 from megajax.planning.layouts import layout_name, legal_layouts
 from megajax.planning.roofline import step_time
 from megajax.planning.search import MICRO_BATCHES, search_layouts

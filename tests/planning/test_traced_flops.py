@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec
 
 from megajax.config import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import fit_vocabulary
+from megajax.costs.flops import Flops, Remat, count_flops
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
-from megajax.planning.flops import Flops, Remat, count_flops
+from megajax.planning.deviceless_step import abstract_step
 from megajax.planning.layouts import microbatches
 from megajax.planning.traced_flops import matmul_flops
-from megajax.training.deviceless_step import abstract_step
 from tests.bench.deviceless_memory import mesh_sizes
 
 GPT3 = ModelConfig(num_layers=96, hidden_size=12288, num_heads=96, max_positions=2048, vocab_size=51_200)

@@ -5,8 +5,8 @@ import pytest
 
 from megajax.config import load_config
 from megajax.config.parallel import AXES
+from megajax.costs.flops import count_flops
 from megajax.parallel.mesh import build_mesh
-from megajax.planning.flops import count_flops
 from megajax.training.announce import throughput_of
 
 

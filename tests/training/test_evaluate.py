@@ -12,9 +12,9 @@ from megajax.config import Config, ParallelConfig, load_config
 from megajax.data.dataset import Batch
 from megajax.models.layout import Layout
 from megajax.models.model import Model
-from megajax.training.equivalence import comparable, compile_layout
+from megajax.planning.equivalence import comparable, compile_layout
+from megajax.planning.random_batches import random_batch
 from megajax.training.evaluate import Evaluator
-from megajax.training.random_batches import random_batch
 from megajax.training.step import build_eval_step
 
 SAMPLES = 12

@@ -21,8 +21,8 @@ from megajax.models.norm import Norm
 from megajax.models.parameters import named_leaves
 from megajax.models.relative import relative_bias
 from megajax.planning.deviceless import has_compiler
-from megajax.training.deviceless_step import abstract_step, compile_step
-from megajax.training.equivalence import compile_layout
+from megajax.planning.deviceless_step import abstract_step, compile_step
+from megajax.planning.equivalence import compile_layout
 from tests.models.tiny import GPT, filled
 
 TOKENS = 10_000

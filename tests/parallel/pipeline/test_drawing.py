@@ -3,8 +3,8 @@
 import re
 from xml.etree import ElementTree
 
-from megajax.parallel.pipeline.drawing import draw_svg, draw_text
 from megajax.parallel.pipeline.schedule import gpipe, interleaved, one_f_one_b
+from megajax.planning.drawing import draw_svg, draw_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -23,7 +23,7 @@ from megajax.parallel.mesh import build_mesh
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.parallel.rules import Rules
 from megajax.parallel.run import Runner
-from megajax.training.equivalence import random_batch
+from megajax.planning.equivalence import random_batch
 from tests.harness import BATCH, GPT, Outcome, gathered, tiny_config, train_layout, worst
 
 MODEL = replace(GPT, num_layers=4, hidden_size=32, num_heads=4)

@@ -1,0 +1,100 @@
+"""Chat records to token files: what was said to the assistant and what it answered, as sequences in turn.
+
+A record is `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}`, and
+`chat.py` says which ids it becomes. Every document of the token file is a conversation, and its sequences are, in turn,
+what is given and the answer to it (with the token that ends it, after which another turn may follow).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from megajax.config.base import ConfigError
+from megajax.corpus.chat import Chat, Message, render
+from megajax.corpus.corpus import warn_of_losses
+from megajax.corpus.readers import Record, read_part, whole
+from megajax.data.indexed import IndexedWriter, token_dtype
+from megajax.data.tokenizers import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_KEY = "messages"
+_BATCH = 256
+
+
+def write_conversations(paths: Sequence[str | Path], prefix: str | Path, tokenizer: Tokenizer) -> int:
+    """Tokenize the conversations of some files into `PREFIX.bin` and `.idx`; return how many there are.
+
+    Raises:
+        ConfigError: a file cannot be read, a record is no conversation with an answer, or there is none.
+    """
+    count, chat = 0, Chat(tokenizer)
+    warn_of_losses(tokenizer, (str(text) for record in _records(paths) for text in _contents(record)))
+    with IndexedWriter(prefix, token_dtype(tokenizer.vocab_size)) as writer:
+        for turns in _turns(paths, chat):
+            writer.add_document([token for turn in turns for token in turn], [*map(len, turns)])
+            count += 1
+        if not count:
+            raise ConfigError(f"{', '.join(map(str, paths))}: no conversations")
+    if chat.not_learnt:
+        log.warning(
+            "%s: %d answers are not learnt, since the chat template changes them once another turn follows",
+            prefix, chat.not_learnt,
+        )  # fmt: skip
+    return count
+
+
+def read_conversations(paths: Iterable[str | Path]) -> Iterator[list[str]]:
+    """Iterate over the conversations of some files as text, for a tokenizer to be trained on.
+
+    Raises:
+        ConfigError: a file cannot be read, or a record is no conversation with an answer.
+    """
+    for record in _records(paths):
+        try:
+            yield render(_messages(record))
+        except ConfigError as error:
+            raise ConfigError(f"{record.where}: {error}") from None
+
+
+def _turns(paths: Sequence[str | Path], chat: Chat) -> Iterator[list[list[int]]]:
+    records = _records(paths)
+    while group := list(islice(records, _BATCH)):
+        try:
+            yield from chat.turns([_messages(record) for record in group])
+        except ConfigError:  # which does not say in which record
+            for record in group:
+                try:
+                    chat.turns([_messages(record)])
+                except ConfigError as error:
+                    raise ConfigError(f"{record.where}: {error}") from None
+            raise
+
+
+def _contents(record: Record) -> Iterator[object]:
+    """What is said in a record, if it is a conversation."""
+    with suppress(ConfigError):
+        yield from (message.get("content") for message in _messages(record) if isinstance(message, dict))
+
+
+def _records(paths: Iterable[str | Path]) -> Iterator[Record]:
+    for path in paths:
+        yield from read_part(whole(path), [_KEY])
+
+
+def _messages(record: Record) -> list[Message]:
+    try:
+        values = json.loads(record.content) if isinstance(record.content, bytes) else record.content
+        messages = values[_KEY]
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not JSON ({error})") from None
+    except (KeyError, TypeError):
+        messages = None
+    if not isinstance(messages, list):
+        raise ConfigError(f'no list of messages: instruction data has records {{"{_KEY}": [...]}}')
+    return messages

@@ -1,0 +1,310 @@
+"""What a device has to hold during a training step of this implementation, in closed form.
+
+Exact is what lasts: weights and optimizer state are the model's own arrays under the rule table. The rest is what XLA
+keeps at the moment when it keeps most, which is one of two:
+
+    a layer's backward    gradient sums, compute copy, saved activations, the gradients of all layers that this
+                          backward runs through, and what one layer works with
+    head and loss         the same without layer and layer gradients, but with the gradient of the output matrix
+
+Not in it: the CUDA context (0.5-0.9 GiB), NCCL (1-2 GiB), scratch of autotuned kernels, fragmentation.
+
+Shapes: B samples of a micro batch, S sequence, T = B S / context tokens of a device, D embed, N heads, K kv heads,
+H head dim, F mlp, V padded vocabulary, L layers; P stages, v chunks per stage, M microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import prod
+
+from megajax.config import Config, ConfigError
+from megajax.config.parallel import REPLICAS
+from megajax.config.train import ACTIVATION_NAMES
+from megajax.costs.stacks import Stack, expert_load, stacks
+from megajax.costs.weights import Counts, count_weights
+from megajax.data.batch import batch_arrays
+from megajax.models.cross_entropy import CHUNK_LOGITS
+from megajax.parallel.kernels import choose_attention
+from megajax.parallel.pipeline.schedule import Interleaved1F1B
+
+GIB = 2**30
+FP32 = 4
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes of one device of a pipeline stage, at the moment when most is held; the fields add up."""
+
+    weights: float
+    """fp32 master weights."""
+    optimizer: float
+    """fp32 moments."""
+    gradients: float
+    """fp32 sums over the microbatches."""
+    compute_copy: float
+    """Weights cast once a step; none in fp32."""
+    activations: float
+    """Saved for the backward pass: of all layers of one microbatch, or the pipeline's ring."""
+    logits: float
+    """Gradients of embedding and output matrix, and if the peak is there, the fp32 logits of a chunk of tokens."""
+    workspace: float
+    """Of the layers at work: their gradients, gathered weights, activations, scores where a kernel holds them."""
+
+    @property
+    def persistent(self) -> float:
+        """What lasts between steps: XLA's arguments, but for the batch."""
+        return self.weights + self.optimizer
+
+    @property
+    def temporary(self) -> float:
+        """What a step needs on top: XLA's temporaries."""
+        return self.total - self.persistent
+
+    @property
+    def total(self) -> float:
+        """The sum of all fields."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def stage_memory(config: Config, mesh: Mapping[str, int], stage: int) -> StageMemory:
+    """What a device of a pipeline stage holds.
+
+    All stages hold the same: as many layers, a ring as long, the same share of embedding and head.
+
+    Args:
+        config: with a known vocabulary.
+        mesh: size of every axis.
+        stage: 0 to P - 1.
+
+    Raises:
+        ConfigError: there is no such stage, or the stages do not divide the layers.
+    """
+    if not 0 <= stage < mesh["pipe"]:
+        raise ConfigError(f"there is no pipeline stage {stage}: choose one of 0 to {mesh['pipe'] - 1}")
+    device = _Device(config, mesh)
+    counts = device.counts
+    logits, workspace = max(device.backward, device.head, key=sum)
+    return StageMemory(
+        weights=FP32 * counts.at_rest,
+        optimizer=FP32 * counts.moments,
+        gradients=FP32 * counts.step if device.accumulates else 0,
+        compute_copy=device.width * counts.step if device.width < FP32 else 0,
+        activations=device.saved,
+        logits=logits,
+        workspace=workspace,
+    )
+
+
+def heaviest(config: Config, mesh: Mapping[str, int]) -> StageMemory:
+    """The fullest device of all: any, as stages do not differ."""
+    return stage_memory(config, mesh, 0)
+
+
+def state_bytes(config: Config, mesh: Mapping[str, int]) -> float:
+    """Bytes of a device for fp32 weights, optimizer state and gradient sums."""
+    counts = _Device(config, mesh).counts
+    return FP32 * (counts.at_rest + counts.moments + counts.step)
+
+
+def saved_per_layer(config: Config, mesh: Mapping[str, int], stack: Stack | None = None) -> float:
+    """Bytes that one layer and microbatch keep for the backward pass under `train.remat`.
+
+    With a GELU MLP of 4 D, all that is tagged makes 20 T D / tensor bytes in 16 bits; Megatron-LM keeps 34 (2205.05198,
+    equation 6). Experts of a mixture keep nothing: their hidden units are always computed again.
+
+    Args:
+        config: with a known vocabulary.
+        mesh: size of every axis.
+        stack: to which the layer belongs; None = the last one.
+    """
+    device, model, remat = _Device(config, mesh), config.model, config.train.remat
+    stack = stack or device.stacks[-1]
+    width, heads = device.width, 1 if config.parallel.whole_heads else mesh["tensor"]
+    q, k = model.num_heads * model.head_size / heads, model.kv_heads * model.head_size / heads
+    residual = model.hidden_size / (mesh["tensor"] if config.parallel.sequence_parallel else 1)
+    tokens, encoded = device.tokens(stack.sequence), device.tokens(stack.memory)
+    crossed = stack.memory > 0
+    if remat == "none":
+        norms = (2 + crossed) * 3 * FP32 * residual + 3 * FP32 * model.qk_norm * (q + k)
+        masks = (2 + crossed) * (model.hidden_dropout > 0) * residual
+        routing = 3 * FP32 * model.experts * residual / model.hidden_size
+        products = (2 + crossed) * width * residual + width * ((2 + 2 * crossed) * (q + k) + 6 * device.units)
+        saved = tokens * (norms + masks + routing + products + device.scores_saved(stack))
+        return saved + encoded * width * 2 * q
+    numbers = {
+        "block_input": tokens * residual,
+        "attention_residual": (1 + crossed) * tokens * residual,
+        "qkv": tokens * (q + 2 * k + crossed * q) + encoded * 2 * q,
+        "attention_out": (1 + crossed) * tokens * q,
+        "mlp_hidden": tokens * device.mlp_inputs * device.units,
+        "mlp_residual": tokens * residual if model.norm_placement == "post" else 0,  # else the next layer's input
+    }
+    presets: dict[str, tuple[str, ...]] = {"selective": ACTIVATION_NAMES, "full": ()}
+    kept = presets[remat] if isinstance(remat, str) else remat
+    # The loop over the layers carries a layer's input, which is therefore kept whatever is named.
+    return width * sum(numbers[name] for name in {"block_input", *kept})
+
+
+@dataclass(frozen=True)
+class _Device:
+    """One device's part in a step."""
+
+    config: Config
+    mesh: Mapping[str, int]
+
+    @cached_property
+    def counts(self) -> Counts:
+        """Weights of this device."""
+        return count_weights(self.config, self.mesh)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number in the forward and backward pass."""
+        return FP32 if self.config.train.precision == "fp32" else 2
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Of the model."""
+        return stacks(self.config)
+
+    def tokens(self, sequence: int) -> float:
+        """T, of samples of so many."""
+        return self.config.train.micro_batch_size * sequence / self.mesh["context"]
+
+    @property
+    def mlp_inputs(self) -> int:
+        """Input matrices of the MLP."""
+        return 2 if self.config.model.gated else 1
+
+    @property
+    def units(self) -> float:
+        """F of this device; of a mixture, that of the shared MLP."""
+        model = self.config.model
+        return (model.shared_ffn_size if model.experts else model.ffn_size) / self.mesh["tensor"]
+
+    @property
+    def microbatches(self) -> int:
+        """M."""
+        train = self.config.train
+        return train.global_batch_size // (train.micro_batch_size * prod(self.mesh[axis] for axis in REPLICAS))
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients are summed; those of a single microbatch go into the update as they are."""
+        return self.mesh["pipe"] > 1 or self.microbatches > 1
+
+    @property
+    def saved(self) -> float:
+        """Bytes that are kept for the backward pass: with stages, in the slots of the ring and in the one at work."""
+        config, chunks = self.config, self.config.parallel.chunks
+        if self.mesh["pipe"] == 1:
+            each = (stack.layers * saved_per_layer(config, self.mesh, stack) for stack in self.stacks)
+            return sum(each) + self.width * self.tokens(self.stacks[-1].memory) * config.model.hidden_size
+        schedule = Interleaved1F1B(self.mesh["pipe"], chunks, self.microbatches)
+        layers = (schedule.ring_slots + 1) * schedule.layers_per_chunk(config.model.num_layers)
+        return layers * saved_per_layer(config, self.mesh)
+
+    @property
+    def fused(self) -> bool:
+        """Whether the attention kernel on a GPU holds no scores."""
+        return choose_attention(self.config, "gpu", batch_arrays(self.config.model, self.config.data)).name == "cudnn"
+
+    @property
+    def heads(self) -> float:
+        """N of this device."""
+        return self.config.model.num_heads / (1 if self.config.parallel.whole_heads else self.mesh["tensor"])
+
+    def scores_saved(self, stack: Stack) -> float:
+        """Bytes of a query token that the attention kernel keeps if nothing is recomputed."""
+        model = self.config.model
+        if self.fused:
+            return self.heads * (self.width * model.head_size + FP32)
+        scores = self.heads * (stack.sequence + stack.memory)
+        return scores * (FP32 + self.width + (model.attention_dropout > 0))
+
+    @property
+    def table(self) -> float:
+        """Numbers of the output matrix, gathered over `fsdp`."""
+        model = self.config.model
+        return model.padded_vocab_size * model.hidden_size / (self.mesh["pipe"] * self.mesh["tensor"])
+
+    @property
+    def backward(self) -> tuple[float, float]:
+        """Bytes of logits and workspace in the backward of a layer."""
+        width, counts, chunks = self.width, self.counts, self.config.parallel.chunks
+        # The gradients of all layers that the loop runs through. Stages also hold the zeros that it starts from and,
+        # if they have several chunks, the weights of this one.
+        copies = 1 if self.mesh["pipe"] == 1 else 2 if chunks == 1 else 3
+        gradients = copies * width * counts.blocks / chunks
+        gathered = 2 * width * counts.layer if self.mesh["fsdp"] > 1 else 0
+        layer = max(self._layer(stack) for stack in self.stacks)
+        return 2 * FP32 * self.table / self.mesh["fsdp"], gradients + gathered + layer + self._bias + self._experts
+
+    def _layer(self, stack: Stack) -> float:
+        """Activations and scores of a layer at work."""
+        # What attention and MLP start from, gathered over `tensor`, the hidden units in and out, and their gradients.
+        hidden = 2 * (self.mlp_inputs + 1) * self.units
+        tokens, keys = self.tokens(stack.sequence), max(stack.sequence, stack.memory)
+        activations = tokens * self.width * (4 * self.config.model.hidden_size + hidden)
+        encoded = self.tokens(stack.memory) * self.width * 2 * self.config.model.hidden_size
+        scores = 0 if self.fused else tokens * self.heads * keys * (2 * FP32 + self.width)
+        return activations + encoded + scores
+
+    @property
+    def _bias(self) -> float:
+        """The attention bias of T5's stacks, shared by their layers, and its gradient."""
+        places = sum(stack.sequence**2 for stack in self.stacks)
+        return 2 * FP32 * self.heads * places if self.config.model.positions == "relative" else 0
+
+    @property
+    def _experts(self) -> float:
+        """What the backward pass of a mixture works with (see `models.experts`)."""
+        model, width = self.config.model, self.width
+        if not model.experts:
+            return 0
+        tokens, held = self.tokens(self.stacks[-1].sequence) * self.mesh["expert"], self.counts.experts
+        rows = expert_load(model, tokens).block_rows
+        one = held / (model.experts / self.mesh["expert"])
+        # The experts' gradients as the loop over them stacks them up (over `fsdp` they are counted as gathered), and
+        # once more as they leave it. Gathered in their second dimension, the input matrices are transposed.
+        inputs = self.mlp_inputs / (self.mlp_inputs + 1) * held
+        stacked = held + (inputs if self.mesh["fsdp"] > 1 else held)
+        # What all tokens' experts start from, both ways, and fp32 sums; an expert's gradient, and a block.
+        streams = tokens * model.hidden_size * (2 * width + FP32)
+        block = rows * model.expert_size / self.mesh["tensor"] * (self.mlp_inputs + 1) * (FP32 + width)
+        return width * stacked + streams + FP32 * one + block
+
+    @property
+    def head(self) -> tuple[float, float]:
+        """Bytes of logits and workspace while the loss is computed."""
+        chunks = 2 * min(FP32 * CHUNK_LOGITS, logits_bytes(self.config, self.mesh))
+        # The gradient of the output matrix and its transpose; over `fsdp` there is none, but the gathered matrix.
+        return (FP32 + (FP32 if self.mesh["fsdp"] == 1 else self.width)) * self.table + chunks, 0.0
+
+
+def logits_bytes(config: Config, mesh: Mapping[str, int]) -> int:
+    """fp32 logits [B, S, V] of a micro batch, were they held all at once; their gradient is as large again."""
+    tokens = config.train.micro_batch_size * stacks(config)[-1].sequence // mesh["context"]
+    return 4 * tokens * config.model.padded_vocab_size // (mesh["pipe"] * mesh["tensor"])
+
+
+def describe_logits(config: Config, mesh: Mapping[str, int], memory: float | None) -> str:
+    """How many logits are held, and how many there would be without the chunks of `models.cross_entropy`.
+
+    Args:
+        config: with a known vocabulary.
+        mesh: size of every axis.
+        memory: bytes of a device; None = unknown.
+    """
+    whole = logits_bytes(config, mesh)
+    chunk = min(4 * CHUNK_LOGITS, whole)
+    text = f"in chunks of {chunk / GIB:.3f} GiB a device"
+    if memory is not None and chunk < whole and 2 * whole > memory:
+        text += (
+            f": {whole:,} bytes for a whole micro batch, and as many for their gradient, do not fit in "
+            f"{memory / GIB:.1f} GiB without a chunked loss or a smaller train.micro_batch_size"
+        )
+    return text

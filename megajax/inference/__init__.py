@@ -1,0 +1,1 @@
+"""Generating and scoring text with trained models."""

@@ -1,0 +1,221 @@
+"""Generation with a key/value cache: one `extend` serves the prompt (many tokens) and every new token (one).
+
+Prompts of different lengths share a batch, padded at the right. A row's next token is written at that row's own length,
+over the padding, before anything attends to it, so padding is never seen.
+
+A model with an encoder reads the prompt there, and its decoder begins with a token of its own (`decode_t5`).
+
+`generate` makes all tokens in one go. To look at them meanwhile, call `begin` and then `advance`, as often as you like:
+the tokens are the same.
+
+Shapes: B rows, P prompt tokens, C cache length, L layers, N heads, K kv heads, H head dim, D embed, V vocabulary that
+counts.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from megajax.inference.decode_t5 import Memory, decoder_layer, encode_prompts
+from megajax.inference.sampling import Sampling, choose_token
+from megajax.inference.scores import score_tokens, token_log_probabilities
+from megajax.models.context import Context
+from megajax.models.gpt import Gpt
+from megajax.models.layout import Layout, attend
+from megajax.models.t5 import T5
+
+ONE_DEVICE = Layout()
+
+
+class Cache(NamedTuple):
+    """Keys and values of every position so far, [L, B, C, K, H] each: rows cut over replicas, heads over `tensor`."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+class Generation(NamedTuple):
+    """Prompts and what has followed them so far; what comes after a row's end is not meaningful."""
+
+    tokens: jax.Array
+    """[B, new] int32."""
+    log_probabilities: jax.Array
+    """[B, new] fp32, of each of them under the model itself, before temperature and filters."""
+    lengths: jax.Array
+    """[B] new tokens of each row, the end token included."""
+    stopped: jax.Array
+    """[B] bool, True where an end token came (finish reason "stop"), False where the room ran out ("length")."""
+    prompt_log_probabilities: jax.Array
+    """[B, P - 1] fp32 of every token of the prompt but the first, or [B, 0] if not asked for."""
+    made: jax.Array
+    """Scalar, new tokens of the row that has most."""
+    starts: jax.Array
+    """[B] tokens that the first new one comes after: length of the prompt, or 1 where an encoder reads it."""
+    keys: jax.Array
+    """[B] random keys of the rows."""
+    hidden: jax.Array
+    """[B, D] at every row's newest token."""
+    cache: Cache
+    memory: Memory | None
+    """The encoded prompts, where there is an encoder."""
+
+
+def empty_cache(model: Gpt | T5, rows: int, length: int, layout: Layout = ONE_DEVICE) -> Cache:
+    """A cache for `rows` sequences of at most `length` tokens."""
+    c = model.config
+    zeros = jnp.zeros((c.num_layers, rows, length, c.kv_heads, c.head_size), model.word_embedding.dtype)
+    return Cache(*[layout.shard(zeros, None, "batch", None, "kv_heads", None)] * 2)
+
+
+def extend(
+    model: Gpt | T5,
+    cache: Cache,
+    tokens: jax.Array,
+    start: jax.Array,
+    layout: Layout = ONE_DEVICE,
+    memory: Memory | None = None,
+) -> tuple[jax.Array, Cache]:
+    """Append tokens [B, S] at positions start [B], start + 1, ...; returns hidden states [B, S, D] and the cache."""
+    places = start[:, None] + jnp.arange(tokens.shape[1])
+    cached = jnp.arange(cache.keys.shape[2])
+    batch = {"tokens": tokens, "decoder_tokens": tokens, "positions": places}
+    context = model.context(batch, layout, keys=None)
+
+    def layer(x: jax.Array, inputs: tuple[Any, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        block, keys, values, seen = layout.weights(inputs[0]), *inputs[1:]
+
+        def look_back(x: jax.Array, context: Context) -> jax.Array:
+            nonlocal keys, values
+            attention = block.attention
+            q, k, v = attention.project(x, context)
+            keys, values = _write(keys, k, start, layout), _write(values, v, start, layout)
+            heads = attend(q, keys, values, attention.pattern(context), (places, cached), (None, None))
+            return attention.output(heads, context)
+
+        if memory is None:
+            x, _ = block.residual(x, context, look_back)
+        else:
+            x = decoder_layer(block, x, context, look_back, seen, memory.padding)
+        return x, (keys, values)
+
+    inputs = (model.blocks, cache.keys, cache.values, None if memory is None else memory.keys_values)
+    x, (keys, values) = jax.lax.scan(layer, model.embed(batch, context), inputs)
+    return model.final_norm(x), Cache(keys, values)
+
+
+def _write(cache: jax.Array, new: jax.Array, start: jax.Array, layout: Layout) -> jax.Array:
+    """Put new [B, S, K, H] into cache [B, C, K, H] at each row's own start."""
+    cache = jax.vmap(lambda row, x, at: jax.lax.dynamic_update_slice_in_dim(row, x, at, axis=0))(cache, new, start)
+    return layout.shard(cache, "batch", None, "kv_heads", None)
+
+
+@partial(jax.jit, static_argnames=("new_tokens", "layout", "score_prompts"))
+def begin(
+    model: Gpt | T5,
+    prompts: jax.Array,
+    lengths: jax.Array,
+    seed: jax.Array,
+    *,
+    new_tokens: int,
+    rows: jax.Array | None = None,
+    layout: Layout = ONE_DEVICE,
+    score_prompts: bool = False,
+    first_token: jax.Array | int = 0,
+) -> Generation:
+    """Read the prompts.
+
+    Args:
+        model: weights in the dtype to compute in, where `layout` has them.
+        prompts: [B, P] ids, padded at the right.
+        lengths: [B] real tokens of each prompt, at least 1.
+        seed: of the sampling; row i draws from (seed, i, position) whatever the other rows are.
+        new_tokens: how many at most.
+        rows: [B] numbers of the rows, where they are not 0, 1, ...
+        layout: a mesh, with B a multiple of its replicas.
+        score_prompts: work out the log-probabilities of the prompts' own tokens (no encoder).
+        first_token: what a decoder beside an encoder begins with.
+    """
+    batch = len(prompts)
+    rows = jnp.arange(batch) if rows is None else rows
+    prompts, memory = layout.shard(prompts, "batch", None), None
+    if isinstance(model, T5):
+        memory = encode_prompts(model, prompts, lengths, layout)
+        prompts, lengths = jnp.full((batch, 1), first_token), jnp.ones_like(lengths)
+    cache = empty_cache(model, batch, prompts.shape[1] + new_tokens, layout)
+    hidden, cache = extend(model, cache, prompts, jnp.zeros_like(lengths), layout, memory)
+    scores = jnp.zeros((batch, 0), jnp.float32)
+    if score_prompts:
+        scores = score_tokens(model, hidden[:, :-1], prompts[:, 1:], layout).log_probabilities
+    return Generation(
+        tokens=jnp.zeros((batch, new_tokens), jnp.int32),
+        log_probabilities=jnp.zeros((batch, new_tokens), jnp.float32),
+        lengths=jnp.zeros(batch, jnp.int32),
+        stopped=jnp.zeros(batch, bool),
+        prompt_log_probabilities=scores,
+        made=jnp.int32(0),
+        starts=lengths,
+        keys=jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), rows),
+        hidden=jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0],
+        cache=cache,
+        memory=memory,
+    )
+
+
+@partial(jax.jit, static_argnames=("sampling", "end_ids", "layout"), donate_argnames="state")
+def advance(
+    model: Gpt | T5,
+    state: Generation,
+    until: jax.Array | int,
+    *,
+    sampling: Sampling,
+    end_ids: tuple[int, ...] = (),
+    layout: Layout = ONE_DEVICE,
+) -> Generation:
+    """Make new tokens until there are `until`, or every row has stopped.
+
+    Args:
+        model: as in `begin`.
+        state: not to be used again.
+        until: new tokens counted from the prompt on; no more than there is room for.
+        sampling: how to choose.
+        end_ids: any of these ends a row.
+        layout: as in `begin`.
+    """
+    ends = jnp.array(end_ids, jnp.int32)
+
+    def step(s: Generation) -> Generation:
+        at = s.starts + s.made
+        logits = layout.shard(model.logits(s.hidden), "batch", None)
+        token = jax.vmap(partial(choose_token, sampling=sampling))(logits, jax.vmap(jax.random.fold_in)(s.keys, at))
+        hidden, cache = extend(model, s.cache, token[:, None], at, layout, s.memory)
+        return s._replace(
+            tokens=s.tokens.at[:, s.made].set(token),
+            log_probabilities=s.log_probabilities.at[:, s.made].set(token_log_probabilities(logits, token)),
+            lengths=s.lengths + ~s.stopped,
+            stopped=s.stopped | jnp.isin(token, ends),
+            made=s.made + 1,
+            hidden=hidden[:, 0],
+            cache=cache,
+        )
+
+    room = jnp.minimum(until, state.tokens.shape[1])
+    return jax.lax.while_loop(lambda s: (s.made < room) & ~s.stopped.all(), step, state)
+
+
+def generate(
+    model: Gpt | T5,
+    prompts: jax.Array,
+    lengths: jax.Array,
+    seed: jax.Array,
+    *,
+    new_tokens: int,
+    sampling: Sampling,
+    end_ids: tuple[int, ...] = (),
+) -> Generation:
+    """Continue prompts on one device; arguments as in `begin` and `advance`."""
+    state = begin(model, prompts, lengths, seed, new_tokens=new_tokens)
+    return advance(model, state, new_tokens, sampling=sampling, end_ids=end_ids)

@@ -1,0 +1,253 @@
+"""Text from a model: prompts in, continuations out, batch by batch.
+
+Shapes: B rows of a batch, P ids of the longest prompt.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from megajax.config.base import ConfigError
+from megajax.config.config import Config
+from megajax.data.tokenizers import Tokenizer
+from megajax.data.tokenizers.tokenizer import check_text
+from megajax.in_turn import in_turn
+from megajax.inference.decode import Generation, advance, begin
+from megajax.inference.sampling import Sampling
+from megajax.inference.trained import Prompt, TrainedModel
+from megajax.models.model import Model
+from megajax.models.parameters import join_layers
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY = 16
+"""New tokens after which stop strings are looked for."""
+WIDTH = 16
+"""Prompts are padded to a multiple of this, so that few shapes are compiled."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How prompts are continued.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    tokens: int = 64
+    """New tokens at most; fewer where a prompt leaves the model less room. 0 with `score_prompts` alone."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """How a token is chosen."""
+    seed: int = 0
+    """0 to 2^32 - 1; prompt i draws from (seed, i)."""
+    stop: tuple[str, ...] = ()
+    """Texts at whose first appearance a continuation ends, whatever tokens they are made of."""
+    score_prompts: bool = False
+    """Give the log-probabilities of the prompts' own tokens as well."""
+    batch_size: int = 32
+    """Prompts that run together."""
+    cut_prompts: bool = False
+    """Cut the beginning off a prompt that leaves no room for all `tokens`, instead of making fewer."""
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if self.tokens < (0 if self.score_prompts else 1):
+            raise ConfigError(f"tokens is {self.tokens}: expected 1 or more")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed is {self.seed}: expected 0 to {2**32 - 1}")
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size is {self.batch_size}: expected 1 or more")
+        if not all(self.stop):
+            raise ConfigError("a stop string is empty: it would stop everything")
+
+
+class Continuation(NamedTuple):
+    """What a model made of one prompt."""
+
+    prompt: str
+    text: str
+    """What follows the prompt, up to a stop string."""
+    finish_reason: Literal["stop", "length"]
+    """Whether an end token or a stop string ended it, or the room ran out."""
+    ids: tuple[int, ...]
+    """New tokens: with the end token, or as many as it took to see the stop string."""
+    log_probabilities: tuple[float, ...]
+    """Of each new token, in nats, under the model itself: before temperature and filters."""
+    prompt_ids: tuple[int, ...]
+    prompt_log_probabilities: tuple[float, ...]
+    """Of every token of the prompt but the first, if asked for."""
+
+    @property
+    def tokens(self) -> int:
+        """How many new tokens there are."""
+        return len(self.ids)
+
+
+def continue_prompts(
+    trained: TrainedModel, prompts: Sequence[str | Prompt], options: Options
+) -> Iterator[Continuation]:
+    """Continue prompts in batches; none is changed by the others.
+
+    Args:
+        trained: model and tokenizer.
+        prompts: texts, or ids with them, at least one token each. All are checked before the first is continued.
+        options: how.
+
+    Raises:
+        ConfigError: a prompt is empty or too long, or has no log-probabilities.
+    """
+    if not prompts or isinstance(prompts, str):
+        raise ConfigError("prompts: expected a list of at least one text")
+    if options.score_prompts and trained.config.model.family != "gpt":
+        raise ConfigError("a prompt that an encoder reads has no log-probabilities: leave --echo or --logprobs out")
+    rows = [_Row(number, prompt, trained, options) for number, prompt in enumerate(prompts)]
+    return (
+        continuation
+        for first in range(0, len(rows), options.batch_size)
+        for continuation in _continue_batch(trained, rows[first : first + options.batch_size], options)
+    )
+
+
+def _continue_batch(trained: TrainedModel, rows: list[_Row], options: Options) -> Iterator[Continuation]:
+    state = in_turn(_begin(trained, rows, options))
+    room = state.tokens.shape[1]  # of the row that has most; what others make past theirs, they leave out
+    looks = range(LOOK_EVERY, room, LOOK_EVERY) if options.stop else ()
+    for until in (*looks, *([room] if room else [])):
+        state = in_turn(
+            advance(
+                trained.model, state, until,
+                sampling=options.sampling, end_ids=trained.end_ids, layout=trained.layout,
+            )
+        )  # fmt: skip
+        tokens, lengths = jax.device_get((state.tokens, state.lengths))
+        for i, row in enumerate(rows):
+            row.look(tokens[i, : lengths[i]].tolist())
+        stopped = np.array([*[row.finished is not None for row in rows], *[True] * (len(tokens) - len(rows))])
+        if stopped.all():
+            break
+        state = state._replace(stopped=jax.device_put(stopped, state.stopped.sharding))
+    new, old = jax.device_get((state.log_probabilities, state.prompt_log_probabilities))
+    for i, row in enumerate(rows):
+        yield row.continuation(new[i].tolist(), old[i].tolist())
+
+
+def _begin(trained: TrainedModel, rows: Sequence[_Row], options: Options) -> Generation:
+    """Read the prompts of a batch, which the last one fills up to a multiple of the replicas."""
+    filled = [*rows, *[rows[-1]] * (-len(rows) % trained.replicas)]
+    lengths = np.array([len(row.prompt_ids) for row in filled])
+    width = -(-lengths.max() // WIDTH) * WIDTH
+    prompts = np.zeros((len(filled), width), np.int32)
+    for line, row in zip(prompts, filled, strict=True):
+        line[: len(row.prompt_ids)] = row.prompt_ids
+    return begin(
+        trained.model, prompts, lengths, np.uint32(options.seed),
+        new_tokens=max(row.room for row in rows), rows=np.array([row.number for row in filled]),
+        layout=trained.layout, score_prompts=options.score_prompts, first_token=trained.first_token,
+    )  # fmt: skip
+
+
+class _Row:
+    """One prompt on its way."""
+
+    def __init__(self, number: int, prompt: str | Prompt, trained: TrainedModel, options: Options) -> None:
+        if isinstance(prompt, str):
+            check_text(prompt, "the prompt")
+            prompt = Prompt(prompt, tuple(trained.encode(prompt)))
+        self.number, self.prompt, self.stop = number, prompt.text, options.stop
+        self.tokenizer, self.end_ids = trained.tokenizer, trained.end_ids
+        positions = trained.config.model.max_positions
+        self.prompt_ids = list(prompt.ids)
+        trained.check_ids(self.prompt_ids, prompt.text)
+        self.encoded = trained.config.model.family == "t5"
+        if options.cut_prompts:
+            self.prompt_ids = self.prompt_ids[-max(1, positions - options.tokens) :]
+        self.room = self._room(options.tokens, positions)
+        self.ids: list[int] = []
+        self.text = ""
+        self.finished: Literal["stop", "length"] | None = None
+
+    def _room(self, tokens: int, positions: int) -> int:
+        """How many tokens may follow the prompt."""
+        ids, start = self.prompt_ids, self.prompt[:30]
+        room = tokens if self.encoded else positions - len(ids)  # there positions are distances, without end
+        if not ids:
+            raise ConfigError(f"the prompt {self.prompt!r} is empty: give at least one token")
+        if room < min(tokens, 1):
+            raise ConfigError(
+                f"the prompt {start!r}... has {len(ids)} tokens, which leaves no room for new ones: "
+                f"the model sees {positions} (model.max_positions)"
+            )
+        if room < tokens:
+            log.warning("%r leaves room for %d new tokens, not %d (model.max_positions)", start, room, tokens)
+        return min(tokens, room)
+
+    def look(self, ids: list[int]) -> None:
+        """Take in all new tokens so far."""
+        if self.finished:
+            return
+        seen, self.ids = len(self.ids), ids[: self.room]
+        ended = self.ids[-1] in self.end_ids
+        text = self._text(self.ids[:-1] if ended else self.ids)
+        self.text = self._before_stop(text)
+        if self.text != text:
+            # A stop string need not end with a token: keep as many tokens as it takes to see it.
+            texts = {count: self._text(self.ids[:count]) for count in range(seen + 1, len(self.ids))}
+            self.ids = self.ids[: next((n for n in texts if self._before_stop(texts[n]) != texts[n]), len(self.ids))]
+        if ended or self.text != text:
+            self.finished = "stop"
+        elif len(self.ids) == self.room:
+            self.finished = "length"
+
+    def _text(self, ids: list[int]) -> str:
+        if self.encoded:
+            return self.tokenizer.decode(ids)
+        # Decoded behind its prompt: some tokenizers drop a space at the beginning of what they decode.
+        decode = self.tokenizer.decode
+        return decode([*self.prompt_ids, *ids])[len(decode(self.prompt_ids)) :]
+
+    def _before_stop(self, text: str) -> str:
+        return text[: min((at for stop in self.stop if (at := text.find(stop)) >= 0), default=len(text))]
+
+    def continuation(self, new: list[float], old: list[float]) -> Continuation:
+        """What came of it; log-probabilities of the new tokens and of the prompt's."""
+        count, prompt = len(self.ids), self.prompt_ids
+        return Continuation(
+            self.prompt, self.text, self.finished or "length", tuple(self.ids), tuple(new[:count]),
+            tuple(prompt), tuple(old[: len(prompt) - 1]),
+        )  # fmt: skip
+
+
+def encode_prompt(config: Config, tokenizer: Tokenizer) -> list[int]:
+    """Ids of `log.sample_prompt`; none without one. Call it before training, to fail early.
+
+    Raises:
+        ConfigError: the prompt leaves no room for a continuation, the tokenizer cannot encode it, or the model does not
+            continue text.
+    """
+    check_text(config.log.sample_prompt or "", "log.sample_prompt")
+    ids = [*tokenizer.prefix, *tokenizer.encode(config.log.sample_prompt)] if config.log.sample_prompt else []
+    if ids and config.model.family != "gpt":
+        raise ConfigError(f"log.sample_prompt: a {config.model.family} does not continue text: unset it")
+    if len(ids) >= config.model.max_positions:
+        raise ConfigError(
+            f"log.sample_prompt has {len(ids)} tokens, model.max_positions is {config.model.max_positions}: shorten it"
+        )
+    return ids
+
+
+def print_sample(config: Config, params: Model, tokenizer: Tokenizer) -> None:
+    """Continue `log.sample_prompt`, if there is one, on one device, when training ends."""
+    if not encode_prompt(config, tokenizer) or jax.process_count() > 1:
+        return
+    model = jax.device_put(join_layers(params), jax.local_devices()[0])
+    trained = TrainedModel(model, tokenizer, config, end_ids=(tokenizer.eod_id,), prefix=tokenizer.prefix)
+    sampling = Sampling(temperature=0.8, top_p=0.95)
+    options = Options(tokens=config.log.sample_tokens, sampling=sampling, seed=config.train.seed)
+    [made] = continue_prompts(trained, [config.log.sample_prompt or ""], options)
+    print(f"sample at temperature {sampling.temperature}, top-p {sampling.top_p}:\n{made.prompt}{made.text}")

@@ -1,0 +1,63 @@
+"""Perplexity of the documents of a jsonl file, each on its own."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+from megajax.config import ConfigError
+from megajax.corpus.readers import read_documents
+from megajax.inference.tasks.scoring import Scorer, Window, check_stride, windows
+from megajax.inference.trained import TrainedModel
+
+
+class Documents(NamedTuple):
+    """The numbers of the task."""
+
+    loss: float
+    """Mean over all predicted tokens, in nats; the first of a document is not predicted."""
+    perplexity: float
+    bits_per_byte: float
+    """Bits that all predictions cost, over the bytes (UTF-8) of the documents: does not depend on the tokenizer."""
+    tokens: int
+    """Predicted tokens."""
+    documents: int
+
+    def line(self) -> str:
+        """In the manner of the other tasks."""
+        return (
+            f"results on {self.documents} documents | tokens: {self.tokens} | avg loss: {self.loss:.6f} | "
+            f"ppl: {self.perplexity:.4f} | bits per byte: {self.bits_per_byte:.4f}"
+        )
+
+
+def evaluate_documents(
+    trained: TrainedModel, path: Path, scorer: Scorer, overlapping_eval: int | None = None
+) -> Documents:
+    """Score a jsonl file of documents under the key "text".
+
+    Args:
+        trained: model and tokenizer.
+        path: the file.
+        scorer: of the same model.
+        overlapping_eval: stride of a document's windows; None = no overlap.
+
+    Raises:
+        ConfigError: the file cannot be read or holds nothing to predict, or the stride fits no window.
+    """
+    length = trained.config.data.seq_length
+    stride = check_stride(overlapping_eval, length)
+    pieces: list[Window] = []
+    documents, size, tokens = 0, 0, 0
+    for text in read_documents([path]):
+        ids = trained.encode(text)
+        if len(ids) < 2:
+            continue
+        pieces += windows(ids, length, stride)
+        documents, size, tokens = documents + 1, size + len(text.encode()), tokens + len(ids) - 1
+    if not tokens:
+        raise ConfigError(f"{path}: no document has two tokens, of which one could be predicted")
+    total = sum(scores.loss for scores in scorer(pieces))
+    loss = total / tokens
+    return Documents(loss, math.exp(loss), total / math.log(2) / size, tokens, documents)

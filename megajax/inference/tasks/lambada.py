@@ -1,0 +1,65 @@
+"""LAMBADA (1606.06031) as Megatron-LM defines the task: does the model get the last word right?
+
+A target counts when each of its tokens is the likeliest one after those before it. The usual target is the last token
+of a passage; the strict one is its last word, whatever number of tokens that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from megajax.config import ConfigError
+from megajax.corpus.readers import read_documents
+from megajax.inference.tasks.scoring import Scorer, Window
+from megajax.inference.trained import TrainedModel
+
+
+class Lambada(NamedTuple):
+    """The numbers of the task."""
+
+    correct: int
+    examples: int
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the passages."""
+        return self.correct / self.examples
+
+    def line(self) -> str:
+        """As Megatron-LM prints it."""
+        return (
+            f"validation results on LAMBADA | number correct: {self.correct:.4E} | "
+            f"total examples: {self.examples:.4E} | avg accuracy: {self.accuracy:.4E}"
+        )
+
+
+def evaluate_lambada(trained: TrainedModel, path: Path, scorer: Scorer, strict: bool = False) -> Lambada:
+    """Score a jsonl file of passages under the key "text".
+
+    Raises:
+        ConfigError: the file cannot be read, holds no passage, or one of a single word.
+    """
+    examples = list(passages(trained, read_documents([path]), strict))
+    if not examples:
+        raise ConfigError(f"{path}: holds no passage")
+    return Lambada(sum(bool(scores.greedy.all()) for scores in scorer(examples)), len(examples))
+
+
+def passages(trained: TrainedModel, texts: Iterable[str], strict: bool) -> Iterable[Window]:
+    """Context and target of every passage; what the model cannot see of the context is cut off at its beginning.
+
+    Strictly, context and " " + last word are tokenised apart.
+    """
+    longest = trained.config.data.seq_length + 1
+    for number, text in enumerate(texts, 1):
+        if strict and (words := text.split()):
+            context = text[: text.rindex(words[-1])].strip()
+            before, target = trained.encode(context), trained.tokenizer.encode(f" {words[-1]}")
+        else:
+            ids = trained.encode(text)
+            before, target = ids[:-1], ids[-1:]
+        if not before or not target or len(target) >= longest:
+            raise ConfigError(f"passage {number} {text[:40]!r}: {len(target)} tokens to predict from {len(before)}")
+        yield Window([*before, *target][-longest:], len(target))

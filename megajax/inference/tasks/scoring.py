@@ -1,0 +1,122 @@
+"""Log-probabilities of given tokens, window by window, in batches over the mesh.
+
+A text that is longer than what the model sees is cut into windows (`windows`), each a piece of it of which the last
+tokens are scored and the others are context.
+
+Shapes: B rows of a batch, S tokens that the model reads at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from megajax.config import ConfigError
+from megajax.in_turn import in_turn
+from megajax.inference.scores import score_batch
+from megajax.inference.trained import TrainedModel
+from megajax.observe.progress import progress_bar
+
+
+class Window(NamedTuple):
+    """A piece of a text."""
+
+    ids: Sequence[int] | np.ndarray
+    """Up to S + 1 tokens."""
+    scored: int
+    """How many of them are scored: the last ones, and never the first of all."""
+
+
+class Scores(NamedTuple):
+    """What a model says of the scored tokens of a window."""
+
+    log_probabilities: np.ndarray
+    """[scored] fp32, in nats."""
+    greedy: np.ndarray
+    """[scored] bool: no token is likelier."""
+
+    @property
+    def loss(self) -> float:
+        """Sum of the tokens' losses."""
+        return -float(self.log_probabilities.sum(dtype=np.float64))
+
+
+def windows(ids: Sequence[int] | np.ndarray, length: int, stride: int) -> Iterator[Window]:
+    """Cut a text so that every token but the first is scored once (Megatron-LM's --overlapping-eval).
+
+    Window i reads the `length` tokens from i x stride on. The first is scored whole, of every other one the last
+    `stride` positions are. There are max(ceil(max(targets - stride, 0) / stride) + 1, 1) of them, of which those that
+    would score nothing but padding are left out.
+
+    Args:
+        ids: at least 2.
+        length: S.
+        stride: 1 to S; S for windows that do not overlap, less for more context.
+    """
+    targets = len(ids) - 1
+    for number in range(max(math.ceil(max(targets - stride, 0) / stride) + 1, 1)):
+        start = number * stride
+        first = 0 if number == 0 else start + length - stride
+        if first < targets:
+            piece = ids[start : start + length + 1]
+            yield Window(piece, start + len(piece) - 1 - first)
+
+
+def check_stride(stride: int | None, length: int) -> int:
+    """The stride of windows of `length` tokens; unset = no overlap.
+
+    Raises:
+        ConfigError: it would leave tokens out.
+    """
+    if stride is not None and not 1 <= stride <= length:
+        raise ConfigError(f"--overlapping-eval is {stride}: expected 1 to {length}, the tokens that the model reads")
+    return stride or length
+
+
+class Scorer:
+    """Scores windows with one model; longer ones first, so that what does not fit fails at once."""
+
+    def __init__(self, trained: TrainedModel, batch_size: int = 8, console: Console | None = None) -> None:
+        """`batch_size` rows run together; progress is drawn on `console`, unset = stderr."""
+        if batch_size < 1:
+            raise ConfigError(f"batch size is {batch_size}: expected 1 or more")
+        self.model, self._trained = trained.model, trained
+        self.rows = -(-batch_size // trained.replicas) * trained.replicas
+        self.console = console or Console(stderr=True)
+        self._score = jax.jit(partial(score_batch, layout=trained.layout))
+
+    def __call__(self, windows: Sequence[Window]) -> list[Scores]:
+        """Scores of the windows, in their order."""
+        order = sorted(range(len(windows)), key=lambda i: -len(windows[i].ids))
+        found: dict[int, Scores] = {}
+        if windows and self._trained.tokenizer.vocab_size > (self._trained.config.model.vocab_size or 0):
+            for ids, _ in windows:
+                self._trained.check_ids(ids, "the text")
+        with progress_bar(len(windows), 0, self.console) as advance:
+            for first in range(0, len(order), self.rows):
+                batch = order[first : first + self.rows]
+                found |= zip(batch, self._score_rows([windows[i] for i in batch]), strict=True)
+                advance(len(found), "")
+        return [found[i] for i in range(len(windows))]
+
+    def _score_rows(self, batch: Sequence[Window]) -> list[Scores]:
+        """Windows of about the same length, the longest first."""
+        tokens = np.zeros((self.rows, _width(len(batch[0].ids) - 1)), np.int32)
+        labels = np.zeros_like(tokens)
+        for i, (ids, _) in enumerate(batch):
+            tokens[i, : len(ids) - 1], labels[i, : len(ids) - 1] = ids[:-1], ids[1:]
+        scores = jax.device_get(in_turn(self._score(self.model, tokens, labels)))
+        spans = [slice(len(ids) - 1 - scored, len(ids) - 1) for ids, scored in batch]
+        return [Scores(*(a[i, span] for a in scores)) for i, span in enumerate(spans)]
+
+
+def _width(tokens: int) -> int:
+    """Length that rows are padded to: one of few, so that few shapes are compiled."""
+    step = 1 << max(0, tokens.bit_length() - 3)
+    return -(-tokens // step) * step

@@ -1,0 +1,108 @@
+"""WikiText-103 as Megatron-LM defines the task (tasks/zeroshot_gpt): perplexity in words of the original file.
+
+The file is one string: its tokenisation marks are undone, it becomes one sequence of ids, and overlapping windows score
+it. Papers count the words of the original, which a tokenizer of pieces does not see; the adjusted perplexity carries
+the loss over to them, by the number of ids to a word. Words are what single spaces separate, line ends included: the
+test file of WikiText-103 has 245,566.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from megajax.config import ConfigError
+from megajax.inference.tasks.scoring import Scorer, check_stride, windows
+from megajax.inference.trained import TrainedModel
+
+HIGHEST_LOSS = 20.0
+"""Perplexities are those of no more than this loss."""
+
+
+class WikiText(NamedTuple):
+    """The numbers of the task."""
+
+    loss: float
+    """Mean over the ids but the first, in nats."""
+    perplexity: float
+    adjusted_perplexity: float
+    token_ratio: float
+    """Ids to a word of the original."""
+    tokens: int
+    """Ids scored."""
+
+    def line(self) -> str:
+        """As Megatron-LM prints it."""
+        return (
+            f"validation results on WIKITEXT103 | avg loss: {self.loss:.4E} | ppl: {self.perplexity:.4E} | "
+            f"adjusted ppl: {self.adjusted_perplexity:.4E} | token ratio: {self.token_ratio} |"
+        )
+
+
+def evaluate_wikitext(trained: TrainedModel, path: Path, scorer: Scorer, overlapping_eval: int | None) -> WikiText:
+    """Score a WikiText file.
+
+    Args:
+        trained: model and tokenizer.
+        path: the tokenised text (wiki.test.tokens).
+        scorer: of the same model.
+        overlapping_eval: stride of the windows; None = no overlap. Megatron-LM's default is 32.
+
+    Raises:
+        ConfigError: the file cannot be read or is too short, or the stride fits no window.
+    """
+    length = trained.config.data.seq_length
+    stride = check_stride(overlapping_eval, length)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from None
+    words = len(text.strip().split(" "))
+    ids = trained.encode(detokenized(text))
+    if len(ids) < 2 or words < 2:
+        raise ConfigError(f"{path}: holds {words} words and {len(ids)} tokens, which leave nothing to predict")
+    total = sum(scores.loss for scores in scorer(list(windows(ids, length, stride))))
+    loss, ratio = total / (len(ids) - 1), (len(ids) - 1) / (words - 1)
+    return WikiText(loss, perplexity(loss), perplexity(loss * ratio), ratio, len(ids) - 1)
+
+
+def perplexity(loss: float) -> float:
+    """exp(min(20, loss)), as Megatron-LM caps it."""
+    return math.exp(min(HIGHEST_LOSS, loss))
+
+
+def detokenized(text: str) -> str:
+    """A WikiText file as its text was before it was tokenised, as far as can be told.
+
+    The steps, in their order, are those of Megatron-LM's task; later ones see what earlier ones made.
+    """
+    for step in STEPS:
+        text = step(text)
+    return text
+
+
+def _replace(old: str, new: str) -> Callable[[str], str]:
+    return lambda text: text.replace(old, new)
+
+
+def _hug(left: str, right: str) -> Callable[[str], str]:
+    """No space between a pair of brackets or quotes and what is inside them."""
+    inside = re.compile(rf"{re.escape(left)}\s*([^{re.escape(right)}]*?)\s*{re.escape(right)}")
+    return lambda text: inside.sub(lambda match: f"{left}{match[1]}{right}", text)
+
+
+STEPS: Sequence[Callable[[str], str]] = (
+    _replace("s '", "s'"),
+    *(_replace(f" @{sign}@ ", sign) for sign in "-,."),  # between digits or parts of a word
+    *(_replace(f" {sign} ", f"{sign} ") for sign in ":;.!?,"),
+    *(_hug(left, right) for left, right in ("()", "[]", "{}", '""', "''")),
+    *(_replace(" ".join("=" * depth), "=" * depth) for depth in (4, 3, 2)),  # headings
+    _replace(" ° ", "°"),
+    _replace(" \n", "\n"),
+    _replace("\n ", "\n"),
+    _replace(" N ", " 1 "),  # the Penn Treebank's sign for any number
+    _replace(" 's", "'s"),
+)

@@ -1,0 +1,239 @@
+"""The model of a run, ready for use: generation, evaluation and conversion read weights here.
+
+Nothing in the run's directory is written, and of a checkpoint only the weights are read, straight to where they belong
+on the mesh. How the run was laid out in training does not matter: unless `parallel.*` words say otherwise, the model is
+on one device.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from megajax.checkpoint.store import Checkpoints
+from megajax.config import Config, ConfigError, ParallelConfig, load_config, resolve_mesh
+from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.corpus.chat import Chat, Message
+from megajax.data.tokenizers import Tokenizer, build_tokenizer
+from megajax.data.tokenizers.tokenizer import check_text
+from megajax.models.families import build_model
+from megajax.models.layout import Layout
+from megajax.models.model import Model
+from megajax.models.parameters import cast
+from megajax.parallel.mesh import build_mesh, simulate_devices
+from megajax.parallel.partitioned import Partitioned
+from megajax.parallel.rules import Rules
+from megajax.training.run_directory import RunDirectory
+from megajax.training.setup import check_tokenizer
+from megajax.training.step import DTYPES
+
+log = logging.getLogger(__name__)
+
+CHOICES = ("parallel.", "train.precision", "data.seq_length")
+"""Keys whose value may be another one than in training."""
+
+
+class Prompt(NamedTuple):
+    """A prompt that is more than its text."""
+
+    text: str
+    """What it says, for people."""
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model, where it is, and what it was trained with."""
+
+    model: Any
+    """The `Model`, in the precision that the run was trained in."""
+    tokenizer: Tokenizer
+    config: Config
+    """Of the run; `parallel` is that of `layout`."""
+    layout: Layout = field(default_factory=Layout)
+    replicas: int = 1
+    """Ways in which the rows of a batch are cut: their number has to be a multiple of it."""
+    end_ids: tuple[int, ...] = ()
+    """Each of these ends a text."""
+    prefix: tuple[int, ...] = ()
+    """What texts began with in training: a beginning-of-sequence token, or nothing."""
+    suffix: tuple[int, ...] = ()
+    """What texts ended with for an encoder: an end token, or nothing."""
+    first_token: int = 0
+    """What a decoder beside an encoder begins with."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as they were in training; a beginning-of-sequence token that it spells out is not doubled."""
+        if self.prefix and (spelled := self.tokenizer.decode(self.prefix)):
+            text = text.removeprefix(spelled)
+        return [*self.prefix, *self.tokenizer.encode(text), *self.suffix]
+
+    def marked(self, text: str) -> Prompt:
+        """A prompt in which the names of special tokens stand for these, and a beginning is not doubled either.
+
+        Raises:
+            ConfigError: it is no text.
+        """
+        check_text(text, "the prompt")
+        ids = self.tokenizer.encode_marked(text)
+        there = tuple(ids[: len(self.prefix)]) == self.prefix
+        return Prompt(text, (*(() if there else self.prefix), *ids, *self.suffix))
+
+    def chat(self, messages: Sequence[Message]) -> Prompt:
+        """The prompt for the assistant's next answer: the ids that stood before it in training (`data.chat`).
+
+        Raises:
+            ConfigError: a message has no role or text, or the chat template cannot write it.
+        """
+        said = next((message["content"] for message in reversed(messages) if message.get("role") == "user"), "")
+        return Prompt(said, tuple(self._chat.prompt(messages)))
+
+    def for_chat(self) -> TrainedModel:
+        """The same model, whose answers end with the token that ends them in chats as well."""
+        end = self._chat.end_id
+        return self if end is None else replace(self, end_ids=tuple(dict.fromkeys([*self.end_ids, end])))
+
+    @cached_property
+    def _chat(self) -> Chat:
+        return Chat(self.tokenizer)
+
+    def check_ids(self, ids: Sequence[int] | np.ndarray, text: str) -> None:
+        """Refuse ids of a text that the model has no row for: a tokenizer may know more.
+
+        Raises:
+            ConfigError: it names the first.
+        """
+        size = self.config.model.vocab_size
+        lacking = next((int(i) for i in ids if size is not None and i >= size), None)
+        if lacking is not None:
+            raise ConfigError(
+                f"{text[:30]!r} has the token {self.tokenizer.decode([lacking])!r} ({lacking}), and the model knows "
+                f"{size} (model.vocab_size): its tokenizer has {self.tokenizer.vocab_size}; leave that token out"
+            )
+
+    def with_bos(self, wanted: bool) -> TrainedModel:
+        """The same model with or without a beginning-of-sequence token before its texts.
+
+        Raises:
+            ConfigError: the tokenizer has none.
+        """
+        bos = self.tokenizer.bos_id
+        if not wanted:
+            return replace(self, prefix=())
+        if bos is None:
+            raise ConfigError("the tokenizer of this run has no beginning-of-sequence token to put before a text")
+        return replace(self, prefix=(bos,))
+
+
+def load_model(
+    run_dir: str | Path,
+    step: int | None = None,
+    words: Sequence[str] = (),
+    purpose: str = "this",
+    families: Sequence[str] = ("gpt", "bert", "t5"),
+) -> TrainedModel:
+    """Read the weights of a run: trained here, still training, or imported.
+
+    Args:
+        run_dir: `output_dir` of the training.
+        step: of the checkpoint; None for the newest.
+        words: `KEY=VALUE` for what need not be as in training (`CHOICES`), such as `parallel.tensor=2`.
+        purpose: what the model is wanted for, for messages.
+        families: models that will do.
+
+    Raises:
+        ConfigError: there is no such run, checkpoint or tokenizer, the mesh does not fit model or devices, or the model
+            is of another family.
+    """
+    run, config = open_run(run_dir, words)
+    if config.model.family not in families:
+        wanted = " or ".join(families)
+        raise ConfigError(f"{purpose} takes a {wanted} model, and that of {run.path} is a {config.model.family}")
+    rules = replace(Rules.of(_mesh(config.parallel), config.parallel, config.model), sequence_parallel=False)
+    layout = Partitioned(rules)
+    tokenizer = build_tokenizer(config.tokenizer)
+    shape = replace(config.model, vocab_size=config.model.vocab_size or tokenizer.vocab_size)
+    config = replace(config, model=fit_vocabulary(shape, config.parallel))
+    if config.data.seq_length > shape.max_positions:
+        raise ConfigError(f"data.seq_length is {config.data.seq_length}: the model sees {shape.max_positions}")
+    like = abstract_model(config)
+    with Checkpoints(run.checkpoints(config.checkpoint), None, run.owner) as checkpoints:
+        if checkpoints.latest is None:
+            raise ConfigError(f"{run.path} has no finished checkpoint: train it first")
+        model, record = checkpoints.restore(like, rules.shardings(like), step, part="params")
+    check_tokenizer(tokenizer, record, run)
+    log.info("%s: weights of step %d", run.path, record["step"])
+    return TrainedModel(
+        model, tokenizer, config, layout, layout.replicas,
+        end_ids=_end_ids(run, tokenizer),
+        prefix=tokenizer.prefix,
+        suffix=tokenizer.suffix if config.model.family == "t5" else (),
+        first_token=_first_token(run, tokenizer),
+    )  # fmt: skip
+
+
+def open_run(run_dir: str | Path, words: Sequence[str] = ()) -> tuple[RunDirectory, Config]:
+    """A run and its configuration for use on one device, or as `words` of `CHOICES` say.
+
+    Raises:
+        ConfigError: there is no such run, or a word is about something that training has settled.
+    """
+    for word in words:
+        if not word.startswith(CHOICES):
+            raise ConfigError(f"{word}: settled by the training; what may be given here is {', '.join(CHOICES)}...")
+    run, config = RunDirectory.open(run_dir, [word for word in words if not word.startswith("parallel.")])
+    layout = [word for word in words if word.startswith("parallel.")]
+    return run, replace(config, parallel=load_config(None, ["parallel.data=1", *layout]).config.parallel)
+
+
+def abstract_model(config: Config) -> Model:
+    """Shapes of the run's model, in the precision that it computes in."""
+    dtype = DTYPES[config.train.precision]
+    return jax.eval_shape(lambda: cast(build_model(jax.random.key(0), config.model), dtype))
+
+
+def _mesh(parallel: ParallelConfig) -> Mesh:
+    """The first devices, as many as the layout takes."""
+    nothing = ParallelConfig()
+    for key in ("pipe", "context", "chunks", "zero"):
+        if getattr(parallel, key) != getattr(nothing, key):
+            raise ConfigError(f"parallel.{key} is for training: use parallel.data, fsdp, expert and tensor here")
+    if parallel.simulate_devices:
+        simulate_devices(parallel.simulate_devices)
+    there = jax.device_count()
+    wanted = there if parallel.data == "auto" else math.prod(getattr(parallel, axis) for axis in AXES)
+    count = min(wanted, there)
+    return build_mesh(resolve_mesh(parallel, count), jax.devices()[:count])
+
+
+def _end_ids(run: RunDirectory, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokenizer's end of document, and those that an imported model names."""
+    for name in ("generation_config.json", "config.json"):
+        ids = _imported(run, name).get("eos_token_id")
+        if ids is not None:
+            return tuple(dict.fromkeys([tokenizer.eod_id, *(ids if isinstance(ids, list) else [ids])]))
+    return (tokenizer.eod_id,)
+
+
+def _first_token(run: RunDirectory, tokenizer: Tokenizer) -> int:
+    """As config.json has it, or as in training (see `data.t5`)."""
+    named = _imported(run, "config.json").get("decoder_start_token_id")
+    return next((i for i in (named, tokenizer.bos_id, tokenizer.pad_id) if i is not None), 0)
+
+
+def _imported(run: RunDirectory, name: str) -> dict[str, Any]:
+    path = run.path / "huggingface" / name
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({error})") from None

@@ -1,0 +1,207 @@
+"""Compile the training step of a plan for GPUs that are not there, in a process of its own.
+
+    compiled = compile_plan(plan(config, gpu="h100", gpus=128))
+
+A compiler that crashes, or that the system kills because it needs too much memory, so becomes a message. The child is
+this module: it reads a pickled request from stdin and writes one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
+from typing import Any, NamedTuple
+
+import jax
+
+from megajax.config import Config, ConfigError
+from megajax.config.cli import entry_point
+from megajax.config.gpu_settings import compiler_options, gpu_type
+from megajax.config.parallel import AXES
+from megajax.costs.stacks import balanced_load
+from megajax.data.batch import batch_arrays
+from megajax.parallel.kernels import choose_attention
+from megajax.parallel.mesh import build_mesh, simulate_devices
+from megajax.parallel.pipeline.schedule import Interleaved1F1B
+from megajax.parallel.rules import Rules
+from megajax.planning.collectives import collectives
+from megajax.planning.compiled import SIMULATED, CompiledPlan, Sends
+from megajax.planning.compiled_flops import executed_flops
+from megajax.planning.deviceless import gpu_topology, has_compiler
+from megajax.planning.layouts import microbatches
+from megajax.planning.plan import Plan
+from megajax.training.schedule import Schedule
+from megajax.training.step import batch_shardings, build_init, build_train_step
+
+CHILD = ("-m", "megajax.planning.deviceless_step")
+"""Words that make Python the compiling process."""
+MOST_SIMULATED = 64
+"""Devices. More of them compile for minutes, to learn little."""
+
+
+class CompiledStep(NamedTuple):
+    """A step that is compiled and cannot run."""
+
+    step: jax.stages.Compiled
+    rules: Rules
+    state: Any
+    """Shapes, dtypes and shardings of the train state."""
+    batch: Any
+    """And of a batch."""
+    seconds: float
+    """To trace, lower and compile."""
+
+
+def compile_plan(plan: Plan) -> CompiledPlan:
+    """Compile a plan's step for its GPU, without JAX's CUDA plugin for simulated CPU devices.
+
+    Raises:
+        ConfigError: the GPU is no compile target, there are too many devices to simulate, or the compiler died.
+    """
+    if plan.gpus > MOST_SIMULATED and not has_compiler():
+        raise ConfigError(
+            f"compiling for {plan.gpus:,} GPUs needs JAX's CUDA plugin (pip install 'megajax[cuda13]'); simulated CPU "
+            f"devices do for {MOST_SIMULATED} at most"
+        )
+    child = subprocess.run(
+        [sys.executable, *CHILD],
+        input=pickle.dumps((plan.config, plan.gpu.name)),
+        capture_output=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        check=False,
+    )
+    if child.returncode:
+        raise ConfigError(describe_death(child.returncode, child.stderr.decode(errors="replace")))
+    answer = json.loads(child.stdout.splitlines()[-1])
+    sends = tuple(Sends(op, tuple(axes), tuple(loop), *rest) for op, axes, loop, *rest in answer.pop("sends"))
+    return CompiledPlan(plan, sends=sends, unused=tuple(answer.pop("unused")), **answer)
+
+
+def describe_death(code: int, errors: str) -> str:
+    """Why the compiling process ended, and what to do.
+
+    Args:
+        code: its exit code, negative for a signal.
+        errors: what it wrote to stderr.
+    """
+    last = (errors.strip().splitlines() or ["it wrote nothing"])[-1]
+    if code == 2:
+        return last.removeprefix("megajax: error: ")
+    if code == -signal.SIGKILL:
+        return (
+            "the compiler was killed, as the system does when memory runs out: give it more, or plan without --compile"
+        )
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    return f"the compiler {how} ({last}): try another layout, or plan without --compile"
+
+
+def compile_step(config: Config, gpu: str) -> CompiledStep:
+    """Compile the training step for GPUs of that name, as many as the layout takes, as the launcher would have it.
+
+    Args:
+        config: with the whole mesh in `parallel`, and a known vocabulary.
+        gpu: of `planning.deviceless.TARGETS`.
+
+    Raises:
+        ConfigError: no such target, or no CUDA plugin to compile with.
+    """
+    start = time.perf_counter()
+    devices = gpu_topology(gpu, math.prod(_mesh(config).values()))
+    step, rules, state, batch = abstract_step(config, devices, "gpu")
+    compiled = step.lower(state, batch).compile(compiler_options=compiler_options(gpu_type(gpu)))
+    return CompiledStep(compiled, rules, state, batch, time.perf_counter() - start)
+
+
+def abstract_step(config: Config, devices: Sequence[jax.Device], platform: str) -> tuple[Any, Rules, Any, Any]:
+    """The jitted training step for a platform ("gpu" or "cpu"), its rules, and state and batch without numbers."""
+    rules = Rules.of(build_mesh(_mesh(config), devices), config.parallel, config.model)
+    size = config.train.global_batch_size
+    arrays = batch_arrays(config.model, config.data)
+    attention = choose_attention(config, platform, arrays).name
+    step = build_train_step(config, rules, Schedule.from_config(config.optim, size, size), attention)
+    _, abstract, shardings = build_init(config, rules)
+    state = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), abstract, shardings)
+    rows = (microbatches(config), size // microbatches(config))
+    batch = {
+        name: jax.ShapeDtypeStruct((*rows, *arrays[name].shape), arrays[name].dtype, sharding=at)
+        for name, at in batch_shardings(rules, config).items()
+    }
+    return step, rules, state, batch
+
+
+def _mesh(config: Config) -> Mapping[str, int]:
+    return {axis: getattr(config.parallel, axis) for axis in AXES}
+
+
+@entry_point
+def main(argv: list[str]) -> None:
+    """The child; takes no arguments."""
+    config, gpu = pickle.load(sys.stdin.buffer)
+    compiled = compile_step(config, gpu) if has_compiler() else _simulate(config)
+    plan = compiled.step.memory_analysis()
+    assert plan is not None
+    counts: Counter[tuple[Any, ...]] = Counter()
+    sizes: Counter[tuple[Any, ...]] = Counter()
+    largest: Counter[tuple[Any, ...]] = Counter()
+    for record in collectives(compiled.step, compiled.rules.mesh):
+        kind = (record.op, record.axes, record.loop, record.conditional)
+        counts[kind] += record.count
+        sizes[kind] += record.count * record.bytes
+        largest[kind] = max(largest[kind], record.bytes)
+    device = compiled.rules.mesh.devices.flat[0]
+    simulated = device.platform == "cpu"
+    load = balanced_load(config, _mesh(config))
+    answer = {
+        "target": SIMULATED if simulated else device.device_kind,
+        "memory": {
+            "arguments": plan.argument_size_in_bytes,
+            "outputs": plan.output_size_in_bytes - plan.alias_size_in_bytes,
+            "temporary": plan.temp_size_in_bytes,
+            "code": plan.generated_code_size_in_bytes,
+        },
+        "sends": [(*kind, counts[kind], sizes[kind], largest[kind]) for kind in counts],
+        "flops": None if simulated else executed_flops(compiled.step, load and load.blocks, _head_share(config)),
+        "unused": unused_inputs(compiled),
+        "seconds": compiled.seconds,
+        "host_bytes": 1024 * max(getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN)),
+    }
+    print(json.dumps(answer))
+
+
+def _head_share(config: Config) -> Fraction:
+    """Of the steady ticks of a pipeline those in which a microbatch leaves it: there alone a branch multiplies."""
+    schedule = Interleaved1F1B(config.parallel.pipe, config.parallel.chunks, microbatches(config))
+    return Fraction(schedule.microbatches, schedule.steady_ticks)
+
+
+def unused_inputs(compiled: CompiledStep) -> list[str]:
+    """Names of the inputs that JAX left out of the program, since no result depends on them."""
+    (state, batch), _ = compiled.step.input_shardings
+    given, kept = ({"state": compiled.state, "batch": compiled.batch}, {"state": state, "batch": batch})
+    names = [
+        [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)]
+        for tree in (given, kept)
+    ]
+    return [name for name in names[0] if name not in set(names[1])]
+
+
+def _simulate(config: Config) -> CompiledStep:
+    simulate_devices(math.prod(_mesh(config).values()))
+    start = time.perf_counter()
+    step, rules, state, batch = abstract_step(config, jax.devices(), "cpu")
+    compiled = step.lower(state, batch).compile()
+    return CompiledStep(compiled, rules, state, batch, time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""One program, every layout, shown by running it: train a few steps on simulated devices and compare with one device.
+
+    config, _ = comparable(load_config("verify/gpt_tiny.yaml").config, devices=8)
+    reference = train_layout(one_device(config), steps=5)
+    for layout in every_layout(config, devices=8):
+        print(layout_name(layout), compare(train_layout(layout, steps=5), reference))
+
+The batches are those of `training.random_batches`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from megajax.config import Config, ParallelConfig
+from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.data.batch import batch_arrays
+from megajax.models.losses import coefficients, objective
+from megajax.models.parameters import join_layers, named_leaves
+from megajax.parallel.kernels import choose_attention
+from megajax.parallel.mesh import build_mesh
+from megajax.parallel.rules import Rules
+from megajax.planning.collectives import Traffic, collectives
+from megajax.planning.layouts import legal_layouts
+from megajax.planning.random_batches import random_batch
+from megajax.training.feed import Feed
+from megajax.training.schedule import Schedule
+from megajax.training.step import batch_shardings, build_init, build_train_step
+
+POLICIES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
+GRADIENT_TOLERANCE = 1e-5
+"""Of a tensor's largest entry: sums in another order, nothing else."""
+LOSS_TOLERANCE = 5e-6
+"""Relative, at every step."""
+YARDSTICK = (
+    f"initial parameters bit-equal; first-step gradients within {GRADIENT_TOLERANCE:g} of each tensor's largest entry; "
+    f"losses within {LOSS_TOLERANCE:g} relative"
+)
+VOCABULARY = 256
+"""Ids of a model that leaves its vocabulary to a tokenizer."""
+
+
+def comparable(config: Config, devices: int) -> tuple[Config, list[str]]:
+    """The configuration made fit for a comparison up to rounding, and what had to change for it.
+
+    The vocabulary is padded as much as any layout of `devices` devices asks for, so that all have the same tensors.
+    """
+    model, train = config.model, config.train
+    changes = []
+    if train.precision != "fp32":
+        changes.append(f"train.precision {train.precision} -> fp32, in which layouts differ by rounding alone")
+    if train.attention == "cudnn":
+        changes.append("train.attention cudnn -> auto, as there is no GPU")
+        train = replace(train, attention="auto")
+    if model.vocab_size is None:
+        changes.append(f"model.vocab_size unset -> {VOCABULARY}, as no tokenizer is read")
+    model = replace(model, vocab_size=model.vocab_size or VOCABULARY)
+    model = fit_vocabulary(model, ParallelConfig(tensor=devices))
+    return replace(config, model=model, train=replace(train, precision="fp32")), changes
+
+
+def one_device(config: Config) -> Config:
+    """The reference: one device, the whole global batch at once."""
+    train = replace(config.train, micro_batch_size=config.train.global_batch_size, attention="auto")
+    return replace(config, parallel=ParallelConfig(data=1), train=train)
+
+
+def every_layout(config: Config, devices: int) -> list[Config]:
+    """All legal layouts, with the rematerialisation policies taking turns."""
+    policies = list(dict.fromkeys((config.train.remat, *POLICIES)))
+    layouts = []
+    for i, layout in enumerate(legal_layouts(config, devices)):
+        # One further in every round: a choice at even distances meets all policies.
+        policy = policies[(i + i // len(policies)) % len(policies)]
+        layouts.append(replace(layout, train=replace(layout.train, remat=policy)))
+    return layouts
+
+
+class Compiled(NamedTuple):
+    """What runs a layout."""
+
+    state: Any
+    """Initial state."""
+    step: Any
+    """Jitted train step, (state, batch) -> (state, metrics)."""
+    feed: Feed
+    rules: Rules
+
+
+def compile_layout(config: Config) -> Compiled:
+    """Build a layout on the first devices that there are; all of its sizes are numbers."""
+    parallel, train = config.parallel, config.train
+    sizes = {axis: getattr(parallel, axis) for axis in AXES}
+    mesh = build_mesh(sizes, jax.devices()[: prod(sizes.values())])
+    rules = Rules.of(mesh, parallel, config.model)
+    samples = train.samples or (train.steps or 1) * train.global_batch_size
+    schedule = Schedule.from_config(config.optim, samples, train.global_batch_size)
+    init, _, _ = build_init(config, rules)
+    kernel = choose_attention(config, jax.default_backend(), batch_arrays(config.model, config.data))
+    step = build_train_step(config, rules, schedule, kernel.name)
+    feed = Feed(rules, train.micro_batch_size, batch_shardings(rules, config))
+    return Compiled(init(jax.random.key(train.seed)), step, feed, rules)
+
+
+@dataclass
+class Outcome:
+    """What a layout computed, on the host by name, and what it sent."""
+
+    initial: dict[str, np.ndarray]
+    """The state before the first step."""
+    traffic: Traffic
+    """Collectives of one step."""
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    """Of the gradients, before clipping."""
+    first_gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    """Of the first step, up to a constant factor, by the name of the moment that they were read from."""
+    final: dict[str, np.ndarray] = field(default_factory=dict)
+    """The state after all steps."""
+
+
+def train_layout(config: Config, steps: int) -> Outcome:
+    """Train `steps` steps from the initial weights."""
+    state, step, feed, rules = compile_layout(config)
+    place = lambda number: feed.place(random_batch(config, number), config.train.global_batch_size)  # noqa: E731
+    run = step.lower(state, place(0)).compile()
+    outcome = Outcome(gathered(state), collectives(run, rules.mesh))
+    terms = coefficients(config.model)
+    for number in range(steps):
+        state, metrics = run(state, place(number))
+        outcome.losses.append(
+            float(objective({name: metrics[name] for name in terms if name in metrics}, config.model))
+        )
+        outcome.norms.append(float(metrics["grad-norm"]))
+        if number == 0:
+            outcome.first_gradients = unclipped_gradients(gathered(state), outcome.norms[0], config.optim.clip_grad)
+    outcome.final = gathered(state)
+    return outcome
+
+
+def gathered(tree: Any) -> dict[str, np.ndarray]:
+    """Every array of a state by name, on the host, layers stacked as in a checkpoint."""
+    return {name: np.asarray(leaf[...]) for name, leaf in named_leaves(join_layers(jax.device_get(tree)))}
+
+
+def unclipped_gradients(state: dict[str, np.ndarray], norm: float, clip_grad: float) -> dict[str, np.ndarray]:
+    """Gradients of a first step up to a constant factor, from the momentum that every optimizer keeps.
+
+    Clipping is undone: through the norm, one wrong gradient makes all the others wrong.
+    """
+    factor = np.float32(max(1.0, norm / clip_grad) if clip_grad else 1.0)
+    return {name: value * factor for name, value in state.items() if ".mu." in name or ".trace." in name}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a layout is from the reference; nan is far."""
+
+    initial: float
+    """Largest difference of any tensor of the initial state, relative to that tensor's largest entry."""
+    gradients: float
+    """The same of the first step's gradients."""
+    losses: float
+    """Largest relative difference of the loss at any step."""
+    departures: tuple[str, ...]
+    """What is outside the yardstick, tensors in the order of the model."""
+
+
+def compare(outcome: Outcome, reference: Outcome) -> Difference:
+    """Hold a layout against the reference."""
+    initial = differences(outcome.initial, reference.initial)
+    gradients = differences(outcome.first_gradients, reference.first_gradients)
+    relative = np.abs(np.divide(outcome.losses, reference.losses) - 1)
+    losses = {str(step): float(far) for step, far in enumerate(relative, 1)}
+    return Difference(
+        initial=_largest(initial),
+        gradients=_largest(gradients),
+        losses=_largest(losses),
+        departures=(
+            *_beyond(0, "initial", initial),
+            *_beyond(GRADIENT_TOLERANCE, "gradient of", gradients),
+            *_beyond(LOSS_TOLERANCE, "loss of step", losses),
+        ),
+    )
+
+
+def differences(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> dict[str, float]:
+    """Largest difference of every tensor of `b`, relative to that tensor's largest entry."""
+    return {name: float(np.abs(a[name] - b[name]).max() / max(np.abs(b[name]).max(), 1e-30)) for name in b}
+
+
+def _largest(far: dict[str, float]) -> float:
+    return float(np.max(list(far.values())))
+
+
+def _beyond(tolerance: float, what: str, far: dict[str, float]) -> list[str]:
+    parameter = lambda name: name.rpartition(".mu.")[2].rpartition(".trace.")[2].removeprefix("params.")  # noqa: E731
+    return [f"{what} {parameter(name)}" for name, difference in far.items() if not difference <= tolerance]

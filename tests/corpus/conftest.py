@@ -1,0 +1,3 @@
+from tests.data.conftest import write_documents
+
+__all__ = ["write_documents"]
