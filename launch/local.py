@@ -27,7 +27,7 @@ from types import FrameType, TracebackType
 from typing import IO, Any, Self
 
 from launch.env import announce_changes
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.cli import OneLineParser, entry_point
 
 PR_SET_PDEATHSIG = 1
@@ -67,7 +67,7 @@ def clean_command(words: Sequence[str]) -> list[str]:
     """The words after `--`."""
     command = list(words[1:] if words[:1] == ["--"] else words)
     if not command:
-        raise ConfigError("nothing to start: give a command after --, such as -- python -m megajax.train CONFIG.yaml")
+        raise InputError("nothing to start: give a command after --, such as -- python -m megajax.train CONFIG.yaml")
     return command
 
 
@@ -281,7 +281,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str], piped: bool) 
             preexec_fn=die_with_the_launcher,  # noqa: PLW1509 - there is one thread
         )
     except OSError as error:
-        raise ConfigError(f"{command[0]} cannot be started ({error.strerror}): check the command") from error
+        raise InputError(f"{command[0]} cannot be started ({error.strerror}): check the command") from error
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

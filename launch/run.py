@@ -30,7 +30,7 @@ from etils import epath
 
 from launch.gpus import visible_gpus
 from launch.local import Signals, add_process_options, clean_command, describe, environments, positive, run_processes
-from megajax.config import Config, ConfigError, check_batch, resolve_mesh
+from megajax.config import Config, InputError, check_batch, resolve_mesh
 from megajax.config.cli import OneLineParser, entry_point, parse_command_line
 from megajax.training.batch_size import BatchSizeRamp
 from megajax.training.run_directory import RunDirectory
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     command = clean_command(options.command)
     run = Run.of(command, options.processes, options.devices)
     if options.min_processes and run.config is None:
-        raise ConfigError("--min-processes needs a command with megajax.train, to know which numbers are legal")
+        raise InputError("--min-processes needs a command with megajax.train, to know which numbers are legal")
     return supervise(run, command, options)
 
 
@@ -71,7 +71,7 @@ class Run:
         """Read the configuration that the command will read.
 
         Raises:
-            ConfigError: it would refuse it.
+            InputError: it would refuse it.
         """
         config = None
         if "megajax.train" in command:
@@ -123,7 +123,7 @@ class Run:
             return False
         try:
             check_batch(self.config, resolve_mesh(self.config.parallel, processes * self.devices)["data"])
-        except ConfigError:
+        except InputError:
             return False
         return True
 

@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.cli import entry_point
 from megajax.config.presets import CONFIGS, list_presets
 
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
     if argv and argv[0] not in ("-h", "--help"):
         name = f"megajax.{argv[0]}"
         hint = f"run `python -m {name}`" if name in commands else "it lists the commands and takes no words"
-        raise ConfigError(f"python -m megajax {argv[0]}: {hint}")
+        raise InputError(f"python -m megajax {argv[0]}: {hint}")
     print("Commands (each explains itself with --help):\n")
     for name, purpose in commands.items():
         print(f"  python -m {name:<18} {purpose}")

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from megajax.cluster.detect import require_one_process
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.interop.hf.source import PRECISIONS
 from megajax.interop.hf.transfer import export_model, import_model
@@ -34,17 +34,17 @@ def main(argv: list[str]) -> None:
         for name in names:
             if action != given.action and getattr(given, name):
                 what = f"--{name.replace('_', '-')}" if name != "words" else given.words[0]
-                raise ConfigError(f"{what} is for `convert {action}`: leave it out")
+                raise InputError(f"{what} is for `convert {action}`: leave it out")
     if given.action == "import" and is_megatron(given.source):
         if given.interleaved_rope:
-            raise ConfigError("--interleaved-rope is for Hugging Face models: Megatron-LM's say it themselves")
+            raise InputError("--interleaved-rope is for Hugging Face models: Megatron-LM's say it themselves")
         if given.draw_heads:
-            raise ConfigError("--draw-heads is for Hugging Face models: leave it out")
+            raise InputError("--draw-heads is for Hugging Face models: leave it out")
         import_megatron(given.source, given.out, given.words, given.ignore_args.split(","))
         print(f"{given.out} is a run with the weights of {given.source}")
     elif given.action == "import":
         if given.ignore_args:
-            raise ConfigError("--ignore-args is for checkpoints of Megatron-LM: leave it out")
+            raise InputError("--ignore-args is for checkpoints of Megatron-LM: leave it out")
         flags = {"interleaved_rope": given.interleaved_rope, "draw_heads": given.draw_heads}
         import_model(given.source, given.out, given.words, **flags)
         print(f"{given.out} is a run with the weights of {given.source}")

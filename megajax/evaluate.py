@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megajax.cluster.detect import require_one_process
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.inference.tasks.documents import Documents, evaluate_documents
 from megajax.inference.tasks.lambada import Lambada, evaluate_lambada
@@ -64,12 +64,12 @@ def evaluate(
         batch_size: windows that run together.
 
     Raises:
-        ConfigError: an option does not go with the task, or the file is not what is needed.
+        InputError: an option does not go with the task, or the file is not what is needed.
     """
     if strict and task != "lambada":
-        raise ConfigError(f"--strict-lambada goes with --task lambada, not {task}")
+        raise InputError(f"--strict-lambada goes with --task lambada, not {task}")
     if overlapping_eval is not None and task == "lambada":
-        raise ConfigError("--overlapping-eval goes with long texts, not with --task lambada")
+        raise InputError("--overlapping-eval goes with long texts, not with --task lambada")
     scorer = Scorer(trained, batch_size)
     match task:
         case "wikitext103":
@@ -79,7 +79,7 @@ def evaluate(
             return evaluate_lambada(trained, data, scorer, strict)
         case "jsonl-perplexity":
             return evaluate_documents(trained, data, scorer, overlapping_eval)
-    raise ConfigError(f"--task {task} is none of {', '.join(TASKS)}")
+    raise InputError(f"--task {task} is none of {', '.join(TASKS)}")
 
 
 def numbers(result: Result) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from megajax.cluster.detect import require_one_process
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.corpus.chat import Message
 from megajax.inference.sample import Continuation, Options, continue_prompts
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     )
     prompts = [*args.prompt, *(_read_prompts(args.prompts_file) if args.prompts_file else ())]
     if not prompts:
-        raise ConfigError("no prompt: give --prompt TEXT or --prompts-file FILE")
+        raise InputError("no prompt: give --prompt TEXT or --prompts-file FILE")
     _check_chat(args)
     families = ("gpt",) if args.chat else FAMILIES
     trained = load_model(args.run_dir, args.step, args.words, "--chat" if args.chat else "generation", families)
@@ -84,9 +84,9 @@ def generate_text(
 def _check_chat(args: argparse.Namespace) -> None:
     """Refuse what a chat settles itself, or what there is no chat for."""
     if args.system is not None and not args.chat:
-        raise ConfigError("--system is said in a chat: give --chat as well")
+        raise InputError("--system is said in a chat: give --chat as well")
     if args.chat and (args.special_tokens or args.add_bos is not None):
-        raise ConfigError("--chat writes a prompt as conversations were: leave --special-tokens and --add-bos out")
+        raise InputError("--chat writes a prompt as conversations were: leave --special-tokens and --add-bos out")
 
 
 def _messages(prompt: str, system: str | None) -> list[Message]:
@@ -106,7 +106,7 @@ def _read_prompts(path: Path) -> Iterator[str]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
+        raise InputError(f"{path}: cannot be read ({error})") from None
     for line in filter(None, lines):
         try:
             quoted = json.loads(line) if line.startswith('"') else line

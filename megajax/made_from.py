@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class MadeFrom:
             trained: the run that was trained on it; "" for none yet.
 
         Raises:
-            ConfigError: a run was trained on it, and what is named now is something else.
+            InputError: a run was trained on it, and what is named now is something else.
         """
         problem = self.difference(record)
         if there and problem is None and trained:
@@ -102,7 +102,7 @@ class MadeFrom:
         if there and problem == "":
             return False
         if problem and trained:
-            raise ConfigError(
+            raise InputError(
                 f"{what}: {problem}, and {trained} was trained on it: restore that, or choose another output_dir"
             )
         if there:

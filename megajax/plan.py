@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from megajax.config import Config, ConfigError
+from megajax.config import Config, InputError
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.costs.hardware import gpu_named
 from megajax.costs.memory import GIB
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     title = "Plan a run without any GPU: memory, communication, time and cost."
     loaded, options = parse_command_line("python -m megajax.plan", title, argv, start_of, _add_options)
     if options.like == "megatron" and (options.search or options.compile):
-        raise ConfigError("--search and --compile are about this implementation: leave --like megatron out")
+        raise InputError("--search and --compile are about this implementation: leave --like megatron out")
     config, candidates = loaded.config, []
     if options.search:
         candidates = _search(config, options)
@@ -88,9 +88,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _search(config: Config, options: argparse.Namespace) -> list[Candidate]:
     if options.gpus is None:
-        raise ConfigError("--search spreads the model over a number of GPUs: give --gpus N")
+        raise InputError("--search spreads the model over a number of GPUs: give --gpus N")
     if options.gpus < 1 or options.top < 1:
-        raise ConfigError("--gpus and --top count from 1")
+        raise InputError("--gpus and --top count from 1")
     return search_layouts(with_vocabulary(config), gpu_named(options.gpu), options.gpus)
 
 

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.config.data import TokenizerConfig
 from megajax.config.keys import MEGATRON_TOKENIZERS
@@ -44,16 +44,16 @@ def main(argv: list[str]) -> None:
         print(describe_token_files(args.inspect, build_tokenizer(_tokenizer(args)) if args.tokenizer_type else None))
         return
     if args.output_prefix is None:
-        raise ConfigError("--output-prefix is not set: where is the output to go?")
+        raise InputError("--output-prefix is not set: where is the output to go?")
     if args.merge is not None:
         prefixes = [prefix for source in args.merge for prefix in prefixes_in(source)]
         if Path(args.output_prefix).resolve() in [Path(prefix).resolve() for prefix in prefixes]:
-            raise ConfigError(f"{args.output_prefix} is among the files to be merged: choose another --output-prefix")
+            raise InputError(f"{args.output_prefix} is among the files to be merged: choose another --output-prefix")
         merge_token_files(prefixes, args.output_prefix)
         print(f"{args.output_prefix}: {len(prefixes)} pairs of token files in one")
         return
     if args.input is None:
-        raise ConfigError("--input is not set: which files hold the text?")
+        raise InputError("--input is not set: which files hold the text?")
     args.input = input_files(args.input)
     if args.train_tokenizer:
         _train_tokenizer(args)
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
 
 def _train_tokenizer(args: argparse.Namespace) -> None:
     if args.vocab_size is None:
-        raise ConfigError("--train-tokenizer needs --vocab-size, the number of pieces")
+        raise InputError("--train-tokenizer needs --vocab-size, the number of pieces")
     path = f"{args.output_prefix}.model"
     texts = (text for key in args.json_keys for text in read_documents(args.input, key))
     train_sentencepiece(texts, path, args.vocab_size)
@@ -84,7 +84,7 @@ def _preprocess(args: argparse.Namespace) -> None:
 
 def _tokenizer(args: argparse.Namespace) -> TokenizerConfig:
     if args.tokenizer_type is None:
-        raise ConfigError(f"--tokenizer-type is not set; choose one of {', '.join(_TOKENIZER_TYPES)}")
+        raise InputError(f"--tokenizer-type is not set; choose one of {', '.join(_TOKENIZER_TYPES)}")
     kind = MEGATRON_TOKENIZERS.get(args.tokenizer_type, {"type": args.tokenizer_type})
     return TokenizerConfig(
         **(kind if args.append_bos is None else {**kind, "bos": args.append_bos}),

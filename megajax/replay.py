@@ -19,7 +19,7 @@ from typing import Any
 
 from megajax.checkpoint.fingerprint import fingerprint
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import Config, ConfigError, check_config
+from megajax.config import Config, InputError, check_config
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.config.yaml_text import yaml_text
 from megajax.data.consumed import Mix, same_sources
@@ -78,7 +78,7 @@ def choose_steps(checkpoints: Checkpoints, last: int | None) -> tuple[int, int]:
     """The checkpoint to start from, and the last step.
 
     Raises:
-        ConfigError: there is no checkpoint before that step.
+        InputError: there is no checkpoint before that step.
     """
     last = last or max(checkpoints.steps, default=0)
     start = max((step for step in checkpoints.steps if step < last), default=None)
@@ -90,7 +90,7 @@ def choose_steps(checkpoints: Checkpoints, last: int | None) -> tuple[int, int]:
         if oldest == newest == last:
             remedy = f"nothing after step {last} is saved, so train on, or save more often (checkpoint.every)"
         found = ", ".join(map(str, checkpoints.steps)) or "none"
-        raise ConfigError(f"{checkpoints.directory} has no checkpoint before step {last} ({found}): {remedy}")
+        raise InputError(f"{checkpoints.directory} has no checkpoint before step {last} ({found}): {remedy}")
     return start, last
 
 
@@ -105,7 +105,7 @@ def with_recorded_batches(config: Config, recorded: dict[int, Metrics], consumed
         stop: the last step.
 
     Raises:
-        ConfigError: they had several, and not by a ramp that is that of the configuration.
+        InputError: they had several, and not by a ramp that is that of the configuration.
     """
     taken = {step: int(recorded[step]["batch-size"] or 0) for step in range(start + 1, stop + 1) if step in recorded}
     size = taken.get(start + 1, config.train.global_batch_size)
@@ -119,7 +119,7 @@ def with_recorded_batches(config: Config, recorded: dict[int, Metrics], consumed
             remedy = "give train.rampup and train.global_batch_size as they were then"
             if config.train.rampup is None:
                 remedy = f"choose a --step up to {step - 1}, as the checkpoint at which it changed is gone"
-            raise ConfigError(f"step {step} had {taken[step]} samples, where the run goes on with {size}: {remedy}")
+            raise InputError(f"step {step} had {taken[step]} samples, where the run goes on with {size}: {remedy}")
         consumed += size
     return config
 
@@ -133,17 +133,17 @@ def check_as_then(record: dict[str, Any], mix: Mix, schedule: Schedule) -> None:
         schedule: of the learning rate, as it would be.
 
     Raises:
-        ConfigError: names the keys, and what they were.
+        InputError: names the keys, and what they were.
     """
     then = Mix.from_record(record["data"])
     if then.start != mix.start or not same_sources(then.sources, mix.sources):
         words = [word for source in then.sources for word in (source.weight, source.prefix) if word is not None]
-        raise ConfigError(
+        raise InputError(
             f"the run read another mix of sources at step {record['step']}: give data.path (or data.train_path) as it "
             f"was then, {yaml_text(words)}"
         )
     if schedule.style != "constant" and record.get("decay", schedule.decay) != schedule.decay:
-        raise ConfigError(
+        raise InputError(
             f"the learning rate of step {record['step']} decayed over {record['decay']:,} samples, and now over "
             f"{schedule.decay:,}: give train.steps or train.samples as it was then"
         )
@@ -162,7 +162,7 @@ def take_steps(trainer: Trainer, start: int, stop: int) -> Pass:
         if trainer.step == stop:
             break
     if trainer.step < stop:
-        raise ConfigError(
+        raise InputError(
             f"{trainer.run.path} has {trainer.steps} steps: choose a --step up to that, or raise train.steps"
         )
     done.fingerprints = fingerprint(trainer.canonical.of(trainer.state))
@@ -173,13 +173,13 @@ def recorded_metrics(path: Path, start: int, stop: int) -> dict[int, Metrics]:
     """What the run recorded, by step.
 
     Raises:
-        ConfigError: between the two steps it went back to a checkpoint, and did not take them one after the other.
+        InputError: between the two steps it went back to a checkpoint, and did not take them one after the other.
     """
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     records = {record["step"]: record for record in map(json.loads, lines) if "lm loss" in record}
     for step in range(start + 1, min(stop, max(records, default=0)) + 1):
         if step not in records:
-            raise ConfigError(f"step {step} was left out when the run went back to a checkpoint: choose another --step")
+            raise InputError(f"step {step} was left out when the run went back to a checkpoint: choose another --step")
     return records
 
 

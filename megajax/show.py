@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from rich.console import Console
 from rich.table import Table
 
-from megajax.config import Config, ConfigError, check_batch, check_config, resolve_mesh
+from megajax.config import Config, InputError, check_batch, check_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.config.parallel import AXES
 from megajax.costs.sizes import parameter_count
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
             write_text(options.svg, draw_svg(schedule))
         print(draw_text(schedule, shutil.get_terminal_size((200, 0)).columns), end="")
     elif options.svg:
-        raise ConfigError("--svg draws the pipeline's schedule: give --schedule as well")
+        raise InputError("--svg draws the pipeline's schedule: give --schedule as well")
     elif options.explain:
         print_explanation(loaded.config, sharding_of(loaded.config, options.devices), options.explain)
     else:
@@ -92,7 +92,7 @@ def sharding_of(config: Config, devices: int | None = None) -> Sharding:
     """What each of `devices` devices holds; unset, there are `parallel.simulate_devices` or one replica.
 
     Raises:
-        ConfigError: the mesh does not take that many devices, or does not divide a parameter.
+        InputError: the mesh does not take that many devices, or does not divide a parameter.
     """
     parallel, sizes = config.parallel, _mesh_sizes(config, devices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
@@ -123,7 +123,7 @@ def schedule_of(config: Config, devices: int | None = None) -> Schedule:
     """What the pipeline's stages do in a step of the (full) global batch, on as many devices as in `sharding_of`.
 
     Raises:
-        ConfigError: the mesh does not take that many devices, or its replicas cannot share the batch.
+        InputError: the mesh does not take that many devices, or its replicas cannot share the batch.
     """
     data = _mesh_sizes(config, devices)["data"]
     check_batch(config, data)
@@ -137,7 +137,7 @@ def _mesh_sizes(config: Config, devices: int | None) -> dict[str, int]:
         one_replica = math.prod(size for axis in AXES if (size := getattr(parallel, axis)) != "auto")
         devices = parallel.simulate_devices or one_replica
     if devices < 1:
-        raise ConfigError(f"--devices is {devices}: expected 1 or more")
+        raise InputError(f"--devices is {devices}: expected 1 or more")
     return resolve_mesh(parallel, devices)
 
 
@@ -158,12 +158,12 @@ def print_explanation(config: Config, sharding: Sharding, name: str) -> None:
     """Print one parameter: the rule of every dimension, what a device holds, and the collectives that it causes.
 
     Raises:
-        ConfigError: the model has no such parameter; lists those it has.
+        InputError: the model has no such parameter; lists those it has.
     """
     found = {p.name: p for p in sharding.parameters}
     parameter = found.get(re.sub(r"^layers\.", "blocks.", name))
     if parameter is None:
-        raise ConfigError(f"--explain {name}: no such parameter; choose one of {', '.join(found)}")
+        raise InputError(f"--explain {name}: no such parameter; choose one of {', '.join(found)}")
     mesh, rules = sharding.mesh, _table("dimension", "logical axis", "at rest", "in compute", "why")
     for size, rule in zip(parameter.shape, parameter.rules, strict=True):
         at_rest, in_compute = (" ".join(f"{axis} {mesh[axis]}" for axis in axes) or "-" for axes in rule[1:3])

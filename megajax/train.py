@@ -22,7 +22,7 @@ import numpy as np
 
 from megajax.checkpoint.store import Checkpoints
 from megajax.cluster import Cluster, Watchdog, check_devices, detect, devices_by_host, join, tensor_warning
-from megajax.config import ClusterConfig, Config, ConfigError, check_batch, check_training, dump_config, resolve_mesh
+from megajax.config import ClusterConfig, Config, InputError, check_batch, check_training, dump_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.config.gpu_settings import settings_warning
 from megajax.corpus.prepare import prepare_text
@@ -85,7 +85,7 @@ def train(config: Config) -> Result:
     Every process of a run calls this with the same configuration (but for `cluster.process`).
 
     Raises:
-        ConfigError: something the user has to correct.
+        InputError: something the user has to correct.
         FloatingPointError: a bad step, where `health.policy` ends the run.
     """
     clock = Clock()
@@ -186,7 +186,7 @@ class Trainer:
             before, self.consumed, (jax.process_index(), jax.process_count()),
         )  # fmt: skip
         if not isinstance(self.datasets["train"], TrainingData):
-            raise ConfigError(f"data.split {config.data.split} leaves no document to train on")
+            raise InputError(f"data.split {config.data.split} leaves no document to train on")
         self.dataset = self.datasets["train"]
         self.unevaluated = self._due(config.evaluation.every) and not (record and record["evaluated"])
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from megajax.cluster.detect import require_one_process
-from megajax.config import Config, ConfigError
+from megajax.config import Config, InputError
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.interop.init_from import start_of
 from megajax.parallel.mesh import compile_fast, simulate_devices
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     loaded, options = parse_command_line("python -m megajax.verify", title, argv, start_of, add_options)
     for name in ("devices", "steps", "most"):
         if (value := getattr(options, name)) is not None and value < 1:
-            raise ConfigError(f"--{name} is {value}: expected 1 or more")
+            raise InputError(f"--{name} is {value}: expected 1 or more")
     config, changes = comparable(loaded.config, options.devices)
     for change in changes:
         print(f"notice: {change}")
@@ -65,15 +65,15 @@ def choose_layouts(config: Config, devices: int, words: str = "", most: int | No
     """The legal layouts with all `words` in their name, or `most` of them at even distances.
 
     Raises:
-        ConfigError: there is none.
+        InputError: there is none.
     """
     legal = every_layout(config, devices)
     if not legal:
-        raise ConfigError(f"no layout of {devices} devices is legal: change --devices, the batch size or the model")
+        raise InputError(f"no layout of {devices} devices is legal: change --devices, the batch size or the model")
     layouts = [layout for layout in legal if all(word in layout_name(layout) for word in words.split())]
     if not layouts:
         example = layout_name(legal[len(legal) // 2])
-        raise ConfigError(f"no layout of {devices} devices has {words!r} in its name; one is called {example!r}")
+        raise InputError(f"no layout of {devices} devices has {words!r} in its name; one is called {example!r}")
     most = min(most or len(layouts), len(layouts))
     return [layouts[i * len(layouts) // most] for i in range(most)]
 

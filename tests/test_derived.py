@@ -19,7 +19,7 @@ import pytest
 import tokenizers
 import yaml
 
-from megajax.config import ConfigError, DataConfig, TokenizerConfig, load_config
+from megajax.config import DataConfig, InputError, TokenizerConfig, load_config
 from megajax.config.load import load_run
 from megajax.convert import main as convert
 from megajax.corpus.prepare import own_tokenizer, prepare_text
@@ -100,7 +100,7 @@ def test_texts_are_counted_by_what_was_made_of_them(workplace: Path) -> None:
     made, _ = prepare_text(data, ids, workplace / "run")
     (workplace / "run/data/1.made_from.json").unlink()
     assert prepare_text(data, ids, workplace / "run", trained=True)[0] == made
-    with pytest.raises(ConfigError, match=r"data.text stands for 1 files, and .*run was trained on 2: name those"):
+    with pytest.raises(InputError, match=r"data.text stands for 1 files, and .*run was trained on 2: name those"):
         prepare_text(replace(data, text=("a.jsonl",)), ids, workplace / "run", trained=True)
 
 
@@ -164,7 +164,7 @@ def test_files_of_a_tokenizer_with_the_same_name(workplace: Path) -> None:
         f"{workplace}/run/tokenizer/tokenizer.json", f"{workplace}/run/tokenizer/chat_template.jinja"
     )  # fmt: skip
     assert build_tokenizer(own).chat_template == build_tokenizer(config).chat_template == "mine"
-    with pytest.raises(ConfigError, match=r"theirs/tokenizer.json and mine/tokenizer.json are files of one tokenizer"):
+    with pytest.raises(InputError, match=r"theirs/tokenizer.json and mine/tokenizer.json are files of one tokenizer"):
         own_tokenizer(replace(config, chat_template="mine/tokenizer.json"), workplace / "run")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import ConfigError, load_config
+from megajax.config import InputError, load_config
 from megajax.data.tokenizers import NullTokenizer
 from megajax.generate import generate_text, main
 from megajax.inference.sample import Continuation, Options, continue_prompts
@@ -271,13 +271,13 @@ def test_encoders_make_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_directory_without_a_trained_model(run: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"is not a run of megajax: it has no config\.yaml"):
+    with pytest.raises(InputError, match=r"is not a run of megajax: it has no config\.yaml"):
         generate_text(tmp_path, ["x"])
     shutil.copy(run / "config.yaml", tmp_path)
-    with pytest.raises(ConfigError, match=r"tokenizer\.model: no such file"):
+    with pytest.raises(InputError, match=r"tokenizer\.model: no such file"):
         generate_text(tmp_path, ["x"])
     shutil.copytree(run / "tokenizer", tmp_path / "tokenizer")
-    with pytest.raises(ConfigError, match="has no finished checkpoint: train it first"):
+    with pytest.raises(InputError, match="has no finished checkpoint: train it first"):
         generate_text(tmp_path, ["x"])
     assert not (tmp_path / "checkpoints").exists()
 
@@ -285,5 +285,5 @@ def test_directory_without_a_trained_model(run: Path, tmp_path: Path):
 def test_checkpoint_of_another_model(run: Path, tmp_path: Path):
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / "config.yaml").write_text((copy / "config.yaml").read_text().replace("hidden_size: 32", "hidden_size: 64"))
-    with pytest.raises(ConfigError, match=r"is \(2, 4, 8, 32\) there and \(2, 4, 16, 64\) in this model"):
+    with pytest.raises(InputError, match=r"is \(2, 4, 8, 32\) there and \(2, 4, 16, 64\) in this model"):
         load_model(copy)

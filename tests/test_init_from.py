@@ -17,7 +17,7 @@ import tokenizers
 from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file
 
-from megajax.config import ConfigError, ModelConfig, load_config
+from megajax.config import InputError, ModelConfig, load_config
 from megajax.config.cli import Command, parse_command_line
 from megajax.convert import main as convert
 from megajax.inference.trained import load_model
@@ -90,7 +90,7 @@ def test_what_is_neither_is_refused(corpus: Path, tmp_path: Path, capsys: pytest
 
 
 def test_an_architecture_of_its_own_is_refused(base: Path, corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"blocks\.mlp\.fc1"):
+    with pytest.raises(InputError, match=r"blocks\.mlp\.fc1"):
         train(load_config(None, [*words(base, corpus, tmp_path / "next"), "model.ffn_hidden_size=64"]).config)
 
 
@@ -141,7 +141,7 @@ def test_a_smaller_vocabulary_is_refused(base: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.jsonl"
     small.write_text(8 * (json.dumps({"text": " ".join(map(str, range(30)))}) + "\n"))
     said = [*words(base, small, tmp_path / "next"), "tokenizer.type=null", "tokenizer.vocab_size=40"]
-    with pytest.raises(ConfigError, match=r"a vocabulary of 51 and this run one of 41.* set it to 51 or more"):
+    with pytest.raises(InputError, match=r"a vocabulary of 51 and this run one of 41.* set it to 51 or more"):
         train(load_config(None, said).config)
 
 
@@ -150,7 +150,7 @@ def test_a_vocabulary_size_says_where_it_came_from(base: Path, corpus: Path, tmp
     model = made(tmp_path / "model")
     said = [*words(model, corpus, tmp_path / "next"), "tokenizer.type=null", "tokenizer.vocab_size=80"]
     argv = [*said, *DATA_ALONE]
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         train(parse_command_line("", "", argv, start_of)[0].config)
     assert str(caught.value) == (
         f"model.vocab_size is 50 (that of init_from {model}, if not given beside it) but the tokenizer has 81 ids: set "
@@ -231,7 +231,7 @@ def test_the_other_run_is_needed_once_only(base: Path, corpus: Path, tmp_path: P
     (other / "config.yaml").write_text((base / "config.yaml").read_text().replace("seed: 1234", "seed: 1235"))
     shutil.rmtree(moved)
     assert main([*words(tmp_path / "x" / ".." / "moved", corpus, output), "train.steps=3"]) == 0
-    with pytest.raises(ConfigError, match=f"{output} began from {moved}, not from init_from {other}"):
+    with pytest.raises(InputError, match=f"{output} began from {moved}, not from init_from {other}"):
         train(load_config(None, [*words(other, corpus, output), "train.steps=4"]).config)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.made_from import MadeFrom, sources_in
 
 
@@ -70,23 +70,21 @@ def test_names_do_not_count(text: Path) -> None:
     for name in (third, other, text):
         assert derive(name, trained="the run") == ("ONE", False)
     text.write_text("two")
-    with pytest.raises(ConfigError, match=f"{text} has changed"):
+    with pytest.raises(InputError, match=f"{text} has changed"):
         derive(text, trained="the run")
 
 
 def test_what_was_trained_on_is_refused(text: Path) -> None:
     derive(text)
     text.write_text("two")
-    with pytest.raises(
-        ConfigError, match=rf"the copy: {text} has changed, and the run was trained on it: restore that"
-    ):
+    with pytest.raises(InputError, match=rf"the copy: {text} has changed, and the run was trained on it: restore that"):
         derive(text, trained="the run")
     assert text.with_name("made").read_text() == "ONE"
     other = text.with_name("b.txt")
     other.write_text("three")
-    with pytest.raises(ConfigError, match=rf"the copy: it was made from {text}, now {other} is named, and the run was"):
+    with pytest.raises(InputError, match=rf"the copy: it was made from {text}, now {other} is named, and the run was"):
         derive(other, trained="the run")
-    with pytest.raises(ConfigError, match="the copy: its case was upper, now it is lower"):
+    with pytest.raises(InputError, match="the copy: its case was upper, now it is lower"):
         derive(text, {"case": "lower"}, trained="the run")
 
 

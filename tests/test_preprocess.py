@@ -15,7 +15,7 @@ import pytest
 import sentencepiece
 
 from megajax import preprocess as command
-from megajax.config import ConfigError, TokenizerConfig
+from megajax.config import InputError, TokenizerConfig
 from megajax.corpus import workers
 from megajax.corpus.corpus import preprocess, preprocess_keys
 from megajax.corpus.readers import whole
@@ -92,7 +92,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, corpus: Path):
     folder = tmp_path / "out_shards"
     folder.mkdir()
     part = corpus.rename(folder / "part-0.jsonl")
-    with pytest.raises(ConfigError, match=r"holds part-0\.jsonl: choose another --output-prefix"):
+    with pytest.raises(InputError, match=r"holds part-0\.jsonl: choose another --output-prefix"):
         preprocess([part], tmp_path / "out", NULL)
     assert [path.name for path in folder.iterdir()] == ["part-0.jsonl"]
 
@@ -102,7 +102,7 @@ def test_a_bad_line_keeps_what_is_finished_for_a_run_that_skips(tmp_path: Path, 
     lines = corpus.read_text().splitlines()
     lines[7_000] = '{"content": "1"}'
     corpus.write_text("\n".join(lines))
-    with pytest.raises(ConfigError, match=r"corpus\.jsonl:7001: no key \"text\""):
+    with pytest.raises(InputError, match=r"corpus\.jsonl:7001: no key \"text\""):
         preprocess([corpus], tmp_path / "out", NULL)
 
     assert not list(tmp_path.glob("*.idx"))
@@ -126,7 +126,7 @@ def test_a_second_run_at_the_same_place_is_refused(tmp_path: Path, corpus: Path)
     (tmp_path / "out_shards").mkdir()
     with (tmp_path / "out_shards" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="out_shards: another process is at work there"):
+        with pytest.raises(InputError, match="out_shards: another process is at work there"):
             preprocess([corpus], tmp_path / "out", NULL)
 
 
@@ -155,7 +155,7 @@ def test_a_worker_that_died_before_its_next_shard_is_no_broken_pipe(tmp_path: Pa
     connection, process = workers._start(job)
     process.kill()
     process.join()
-    with pytest.raises(ConfigError, match=r"a worker process ended early \(killed by SIGKILL"):
+    with pytest.raises(InputError, match=r"a worker process ended early \(killed by SIGKILL"):
         workers._send(connection, process, Shard("name", (whole(corpus),)))
 
 

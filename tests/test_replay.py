@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from megajax import replay
-from megajax.config import Config, ConfigError, OptimConfig, TrainConfig
+from megajax.config import Config, InputError, OptimConfig, TrainConfig
 from megajax.data.consumed import Mix, Reading
 from megajax.train import main
 from megajax.training.schedule import Schedule
@@ -60,7 +60,7 @@ def test_batch_sizes_are_those_recorded() -> None:
         return replay.with_recorded_batches(config, recorded, 16, 2, 5).train.global_batch_size
 
     assert (size(), size(8, 8, 8), size(4, 4), size(16, 16, 16)) == (8, 8, 4, 16)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         size(8, 8, 4)
     assert str(caught.value) == (
         "step 5 had 4 samples, where the run goes on with 8: choose a --step up to 4, as the checkpoint at which it "
@@ -68,9 +68,9 @@ def test_batch_sizes_are_those_recorded() -> None:
     )
     ramp = {"steps": None, "samples": 80, "rampup": (4, 4, 24)}
     assert size(4, 4, 8, **ramp) == 8
-    with pytest.raises(ConfigError, match=r"step 5 had 4 samples.* give train\.rampup and train\.global_batch_size"):
+    with pytest.raises(InputError, match=r"step 5 had 4 samples.* give train\.rampup and train\.global_batch_size"):
         size(4, 4, 4, **ramp)
-    with pytest.raises(ConfigError, match=r"step 5 had 8 samples, where the run goes on with 4"):
+    with pytest.raises(InputError, match=r"step 5 had 8 samples, where the run goes on with 4"):
         size(4, 4, 8, **ramp | {"rampup": (4, 4, 40)})
 
 
@@ -80,7 +80,7 @@ def test_another_mix_than_the_run_read_is_refused() -> None:
     record = {"step": 5, "data": Mix(8, (a, b)).to_record(), "decay": 100}
     replay.check_as_then(record, Mix(8, (Reading("moved", "A", 2.0), Reading("b", "B", 6.0))), schedule)
     for mix in (Mix(0, (a,)), Mix(0, (a, b)), Mix(8, (b, a))):
-        with pytest.raises(ConfigError, match=r"another mix of sources at step 5.* was then, \[1\.0, a, 3\.0, b\]"):
+        with pytest.raises(InputError, match=r"another mix of sources at step 5.* was then, \[1\.0, a, 3\.0, b\]"):
             replay.check_as_then(record, mix, schedule)
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from megajax.config import Config, ConfigError, ModelConfig, ParallelConfig, TokenizerConfig, load_config, resolve_mesh
+from megajax.config import Config, InputError, ModelConfig, ParallelConfig, TokenizerConfig, load_config, resolve_mesh
 from megajax.models.parameters import named_leaves
 from megajax.parallel.mesh import build_mesh
 from megajax.parallel.rules import Rules
@@ -179,5 +179,5 @@ def test_bad_input(words: str, message: str, capsys: pytest.CaptureFixture[str])
 
 def test_dimension_that_no_mesh_divides():
     config = replace(TINY, parallel=ParallelConfig(fsdp=3))
-    with pytest.raises(ConfigError, match=r"blocks.attention.out: dim 3 \(embed\) has 64 entries, not divisible by"):
+    with pytest.raises(InputError, match=r"blocks.attention.out: dim 3 \(embed\) has 64 entries, not divisible by"):
         sharding_of(config)

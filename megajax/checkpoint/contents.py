@@ -16,7 +16,7 @@ from megajax.checkpoint.arrays import open_arrays, read_arrays
 from megajax.checkpoint.errors import may_pass, reason
 from megajax.checkpoint.fingerprint import digits, words
 from megajax.checkpoint.record import FORMAT_VERSION, RecordHandler
-from megajax.config.base import ConfigError, NotReady
+from megajax.config.base import InputError, NotReady
 
 log = logging.getLogger(__name__)
 
@@ -36,26 +36,26 @@ def read_contents(path: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct], pre
         tables: names of arrays whose rows beyond the vocabulary are zero, and as many as a layout needs.
 
     Raises:
-        ConfigError: it is of another model or version.
+        InputError: it is of another model or version.
         Exception: it is damaged.
     """
     if not (path / "state").exists() and not (path / "record").exists():
-        raise ConfigError(f"{path} is not a checkpoint of megajax: choose another directory")
+        raise InputError(f"{path} is not a checkpoint of megajax: choose another directory")
     record = RecordHandler().restore(path / "record")
     if record["version"] != FORMAT_VERSION:
-        raise ConfigError(
+        raise InputError(
             f"{path} has checkpoint format {record['version']}, this version of megajax reads "
             f"{FORMAT_VERSION}: use the version that wrote it"
         )
     saved = {name: kind for name, kind in record["arrays"].items() if name.startswith(prefix)}
     other = "it was saved from another model or version"
     for name in wanted.keys() - saved.keys():
-        raise ConfigError(f"{path} lacks {name}, which this model has: {other}")
+        raise InputError(f"{path} lacks {name}, which this model has: {other}")
     for name in saved.keys() - wanted.keys():
-        raise ConfigError(f"{path} holds {name}, which this model lacks: {other}")
+        raise InputError(f"{path} holds {name}, which this model lacks: {other}")
     for name, leaf in wanted.items():
         if problem := _mismatch(saved[name], leaf, is_table=name in tables):
-            raise ConfigError(f"{path}: {name} {problem}: {other}")
+            raise InputError(f"{path}: {name} {problem}: {other}")
     stored = open_arrays(path / "state", list(wanted))
     for name, array in stored.items():
         if saved[name] != [str(array.dtype), *array.shape]:
@@ -63,7 +63,7 @@ def read_contents(path: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct], pre
     for name in tables:
         rows, (there, *others) = wanted[name].shape[0], stored[name].shape
         if rows < there and stored[name].read(((rows, there), *((0, n) for n in others))).any():
-            raise ConfigError(f"{path}: {name} has words beyond the {rows} rows of this model: {other}")
+            raise InputError(f"{path}: {name} has words beyond the {rows} rows of this model: {other}")
     return read_arrays(stored, wanted), record
 
 
@@ -78,7 +78,7 @@ def verified(read: Callable[[], Contents]) -> Contents | str:
         problem, unreadable = "", ""
         try:
             contents = read()
-        except (ConfigError, MemoryError, jax.errors.JaxRuntimeError):
+        except (InputError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # what a flipped bit may lead to has no end: a division by a zero in `.zarray`, say
             if may_pass(error):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from etils import epath
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.cli import MENDABLE
 
 PASSING = {
@@ -30,11 +30,11 @@ def one_line(what: str, remedy: str, room: Callable[[], str] = str) -> Iterator[
         room: says what is needed and what there is; asked where there is not enough.
 
     Raises:
-        ConfigError: no space, no permission, no such directory.
+        InputError: no space, no permission, no such directory.
     """
     try:
         yield
-    except ConfigError:
+    except InputError:
         raise
     except Exception as error:
         number = _number(error, MENDABLE)
@@ -42,7 +42,7 @@ def one_line(what: str, remedy: str, room: Callable[[], str] = str) -> Iterator[
             raise
         better = f"{MENDABLE[number]}; otherwise " if number in (errno.EMFILE, errno.ENFILE) else ""
         need = room() if number in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise ConfigError(f"{what} failed ({reason(error)}{need and f'; {need}'}): {better}{remedy}") from error
+        raise InputError(f"{what} failed ({reason(error)}{need and f'; {need}'}): {better}{remedy}") from error
 
 
 def may_pass(error: Exception) -> bool:
@@ -54,13 +54,13 @@ def check_reachable(directory: epath.Path) -> None:
     """Look for the directory, be it there or not.
 
     Raises:
-        ConfigError: it is an object store's, whose package is not installed, or may not be looked at.
+        InputError: it is an object store's, whose package is not installed, or may not be looked at.
     """
     try:
         with one_line(f"opening {directory}", "choose another directory"):
             directory.exists()
     except ImportError as error:
-        raise ConfigError(f"{directory}: {reason(error)}, or choose a local directory") from error
+        raise InputError(f"{directory}: {reason(error)}, or choose a local directory") from error
 
 
 def reason(error: Exception) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.run_files import IDENTITY
 
 _FILE = "owner.json"
@@ -34,11 +34,11 @@ def check_owner(directory: epath.Path, owner: Owner) -> None:
     """Make sure that checkpoints, if there are any, are those of a run, as far as they say whose they are.
 
     Raises:
-        ConfigError: they are another run's; names both.
+        InputError: they are another run's; names both.
     """
     found = _owner(directory)
     if found is not None and found.id != owner.id:
-        raise ConfigError(
+        raise InputError(
             f"{directory} holds the checkpoints of the run {found.path}, not of {owner.path}: "
             "choose another checkpoint.directory (to start from those weights, set init_from to that run)"
         )
@@ -61,7 +61,7 @@ def own(directory: epath.Path, owner: Owner | None) -> None:
     """Say whose the directory is.
 
     Raises:
-        ConfigError: it is somebody else's.
+        InputError: it is somebody else's.
     """
     if owner is None:
         return
@@ -81,17 +81,17 @@ def take(directory: epath.Path, owner: Owner, first: bool) -> None:
         first: of several processes this is the one that writes.
 
     Raises:
-        ConfigError: they may be another run's, or are those of the run that this one is a copy of.
+        InputError: they may be another run's, or are those of the run that this one is a copy of.
     """
     check_owner(directory, owner)
     found = _owner(directory)
     if found is not None and not _lies_in(directory, owner) and _is_there(found, owner):
-        raise ConfigError(
+        raise InputError(
             f"{directory} holds the checkpoints of the run {found.path}, which {owner.path} is a copy of: go on with "
             "that one, or set init_from to it and choose another output_dir and checkpoint.directory"
         )
     if holds_checkpoints(directory) and not belongs(directory, owner):
-        raise ConfigError(
+        raise InputError(
             f"{directory} holds checkpoints of a run that it does not name, and {owner.path} has saved none there: "
             "choose another checkpoint.directory"
         )
@@ -119,4 +119,4 @@ def _owner(directory: epath.Path) -> Owner | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
-        raise ConfigError(f"{file} is damaged: delete it, if you know whose checkpoints these are") from None
+        raise InputError(f"{file} is damaged: delete it, if you know whose checkpoints these are") from None

@@ -37,7 +37,7 @@ from megajax.checkpoint.quiet import quiet_orbax
 from megajax.checkpoint.record import RecordHandler, RecordSave, described
 from megajax.checkpoint.retention import Retention
 from megajax.checkpoint.snapshot import Snapshot
-from megajax.config.base import ConfigError, NotReady
+from megajax.config.base import InputError, NotReady
 from megajax.config.train import CheckpointConfig
 from megajax.models.parameters import annotate, logical_axes, named_leaves
 
@@ -63,7 +63,7 @@ class Checkpoints:
         Without a configuration it is opened to be read, be it that of a run that is still training: nothing is changed.
 
         Raises:
-            ConfigError: the directory cannot be reached, or is not that of the run `owner`.
+            InputError: the directory cannot be reached, or is not that of the run `owner`.
         """
         quiet_orbax()
         path = epath.Path(directory)
@@ -138,7 +138,7 @@ class Checkpoints:
             Seconds for which it blocked.
 
         Raises:
-            ConfigError: this save, or the one before it that ran in the background, could not be written.
+            InputError: this save, or the one before it that ran in the background, could not be written.
         """
         start = time.perf_counter()
         with self._saving():
@@ -164,7 +164,7 @@ class Checkpoints:
         """Start writing a copy to `checkpoint.local`, each process what it holds; returns the seconds it blocked.
 
         Raises:
-            ConfigError: the copy before this one could not be written.
+            InputError: the copy before this one could not be written.
         """
         start = time.perf_counter()
         if self._local:
@@ -176,7 +176,7 @@ class Checkpoints:
         """Block until every save is on disk.
 
         Raises:
-            ConfigError: a save could not be written.
+            InputError: a save could not be written.
         """
         with self._saving():
             self._wait()
@@ -201,7 +201,7 @@ class Checkpoints:
             part: what `like` is of the state ("params", say); the rest is not read.
 
         Raises:
-            ConfigError: there is no such checkpoint, it is damaged, or its arrays are not those of this model.
+            InputError: there is no such checkpoint, it is damaged, or its arrays are not those of this model.
         """
         prefix = f"{part}." if part else ""
         wanted = {
@@ -219,7 +219,7 @@ class Checkpoints:
             path = self.directory / str(step)
             found = verified(lambda: read_contents(path, wanted, prefix, tables))
             if isinstance(found, str):
-                raise ConfigError(f"{path} is damaged ({found}): choose another checkpoint")
+                raise InputError(f"{path} is damaged ({found}): choose another checkpoint")
             arrays, record = found
         if self._local and not part:
             self._local.forget(after=step)  # what follows is another future of this step
@@ -251,7 +251,7 @@ class Checkpoints:
             _tell(logging.WARNING, "%s is damaged (%s): passed over", path, found)
             if self._writable:
                 self._set_aside(step)
-        raise ConfigError(f"every checkpoint in {self.directory} is damaged: restore one of them, or start anew")
+        raise InputError(f"every checkpoint in {self.directory} is damaged: restore one of them, or start anew")
 
     @staticmethod
     def _read_local(local: LocalCopies, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> Contents | str:
@@ -269,7 +269,7 @@ class Checkpoints:
             saved: there is a checkpoint already: a lack of room is a warning.
 
         Raises:
-            ConfigError: there is none for a single one; says what is needed and what there is.
+            InputError: there is none for a single one; says what is needed and what there is.
         """
         if "://" in str(self.directory):
             return
@@ -277,7 +277,7 @@ class Checkpoints:
         self._free = free = int(gather(str(shutil.disk_usage(self.directory).free))[0])  # as process 0 sees it
         stay = self._config.keep_last + 1 - len(self.steps)  # one is written before another goes
         if self._needs > free and not saved:
-            raise ConfigError(f"{self.directory}: {self._room()}: make room, or choose another checkpoint.directory")
+            raise InputError(f"{self.directory}: {self._room()}: make room, or choose another checkpoint.directory")
         if self._needs * max(1, stay) > free:
             _tell(logging.WARNING, "%s: %s, for %d", self.directory, self._room(), max(1, stay))
 
@@ -292,13 +292,13 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             if may_pass(error):
                 raise NotReady(f"{path} cannot be read just now ({reason(error)}): try again") from error
-            raise ConfigError(f"{path} is damaged ({reason(error)}): choose another checkpoint") from error
+            raise InputError(f"{path} is damaged ({reason(error)}): choose another checkpoint") from error
 
     def _losses(self) -> dict[int, float]:
         """Validation losses by step, as process 0 reads them."""
         losses = {}
         for step in self.steps if jax.process_index() == 0 else ():
-            with suppress(ConfigError):
+            with suppress(InputError):
                 losses[step] = self.record(step).get("loss")
         found = json.loads(gather(json.dumps(losses))[0])
         return {int(step): loss for step, loss in found.items() if loss is not None}
@@ -310,10 +310,10 @@ class Checkpoints:
 
     def _require(self, step: int | None) -> None:
         if not self.directory.exists():
-            raise ConfigError(f"{self.directory} does not exist: no checkpoint to restore")
+            raise InputError(f"{self.directory} does not exist: no checkpoint to restore")
         if step not in self._manager.all_steps():
             found = ", ".join(map(str, self._manager.all_steps())) or "none"
-            raise ConfigError(f"{self.directory} has no finished checkpoint of step {step}: finished are {found}")
+            raise InputError(f"{self.directory} has no finished checkpoint of step {step}: finished are {found}")
 
     def _set_aside(self, step: int) -> None:
         """Rename a damaged checkpoint, so that its step can be saved again and it can be looked at."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.cluster import ClusterConfig
 
 Environment = Mapping[str, str]
@@ -65,12 +65,12 @@ def detect(environ: Environment, config: ClusterConfig) -> Launch:
     Where a launcher tells only a part (an ssh session into a job, a batch script without srun) this is one process.
 
     Raises:
-        ConfigError: what was told contradicts itself, or leads to nowhere.
+        InputError: what was told contradicts itself, or leads to nowhere.
     """
     keys = (config.coordinator, config.processes, config.process)
     if any(key is not None for key in keys):
         if config.coordinator is None or config.processes is None or config.process is None:
-            raise ConfigError(
+            raise InputError(
                 "cluster.coordinator, cluster.processes and cluster.process belong together: set all three"
             )
         return _checked(Launch("cluster.* keys", config.processes, config.process, config.coordinator))
@@ -90,11 +90,11 @@ def require_one_process(what: str, environ: Environment = os.environ) -> None:
     """Refuse to do `what` as one of several processes, each of which would do all of it.
 
     Raises:
-        ConfigError: a launcher says that there are others.
+        InputError: a launcher says that there are others.
     """
     launch = detect(environ, ClusterConfig())
     if launch.processes > 1:
-        raise ConfigError(
+        raise InputError(
             f"{what} runs in one process, and this is process {launch.process} of {launch.processes} "
             f"({launch.source}): start it once, without a launcher; it may use all devices of its host"
         )
@@ -119,17 +119,17 @@ def _read(source: _Source, environ: Environment) -> Launch:
 def _checked(launch: Launch) -> Launch:
     place = f"{launch.source}: process {launch.process} of {launch.processes}"
     if not 0 <= launch.process < launch.processes:
-        raise ConfigError(f"{place}: processes are numbered from 0 to one less than there are")
+        raise InputError(f"{place}: processes are numbered from 0 to one less than there are")
     if launch.processes == 1:
         return replace(launch, coordinator=None)
     if launch.coordinator is None:
-        raise ConfigError(f"{place}: nothing says where process 0 is: set JAX_COORDINATOR_ADDRESS=HOST:PORT")
+        raise InputError(f"{place}: nothing says where process 0 is: set JAX_COORDINATOR_ADDRESS=HOST:PORT")
     host, _, port = launch.coordinator.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise ConfigError(f"{place}: coordinator {launch.coordinator!r} has to be HOST:PORT")
+        raise InputError(f"{place}: coordinator {launch.coordinator!r} has to be HOST:PORT")
     several = (launch.hosts or 1) > 1 or (launch.local_processes or launch.processes) < launch.processes
     if several and re.fullmatch(r"127\..*|localhost|\[?::1\]?", host):
-        raise ConfigError(f"{place}: coordinator {launch.coordinator} is every host itself: give process 0's address")
+        raise InputError(f"{place}: coordinator {launch.coordinator} is every host itself: give process 0's address")
     return launch
 
 
@@ -138,7 +138,7 @@ def _number(environ: Environment, *names: str) -> int:
     name = next(name for name in names if name in environ or name.isdigit())
     text = environ.get(name, name)
     if not text.isdigit():
-        raise ConfigError(f"{name}={text!r} in the environment is not a number: correct or unset it")
+        raise InputError(f"{name}={text!r} in the environment is not a number: correct or unset it")
     return int(text)
 
 
@@ -171,7 +171,7 @@ def _slurm(environ: Environment) -> str | None:
         return None
     hosts, tasks = host_names(environ[name]), _tasks_per_node(environ)
     if not hosts:
-        raise ConfigError(f"{name}={environ[name]!r} in the environment is no list of hosts: correct or unset it")
+        raise InputError(f"{name}={environ[name]!r} in the environment is no list of hosts: correct or unset it")
     if name != _SLURM_HOSTS[0] and len(tasks) != len(hosts):
         return None  # perhaps the hosts of a job that is larger than the step: nothing says which are the step's
     port = _port(_number(environ, "SLURM_JOB_ID") + 7 * _number(environ, "SLURM_STEP_ID", "0"))

@@ -37,7 +37,7 @@ def check_devices(cluster: Cluster, seconds: int) -> None:
     """Make sure that every process has as many devices as the others, of the same kind. Starts JAX's backend.
 
     Raises:
-        ConfigError: naming the odd one out, in every process.
+        InputError: naming the odd one out, in every process.
     """
     kinds = Counter(device.device_kind for device in jax.local_devices())
     agree(cluster, {"devices": " + ".join(f"{count} x {kind}" for kind, count in kinds.items())}, seconds)

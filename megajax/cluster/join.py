@@ -21,7 +21,7 @@ import jax
 from megajax.cluster.channel import Channel
 from megajax.cluster.detect import Launch
 from megajax.cluster.hub import HELLO
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.cli import describe_failure
 from megajax.config.cluster import ClusterConfig
 
@@ -58,7 +58,7 @@ class Cluster:
         """Wait until every process is at `name`; what each of them brought.
 
         Raises:
-            ConfigError: naming those that did not arrive within `seconds` (None = as long as all live).
+            InputError: naming those that did not arrive within `seconds` (None = as long as all live).
         """
         return [value] if self.channel is None else self.channel.gather(name, value, seconds)
 
@@ -89,7 +89,7 @@ def join(launch: Launch, config: ClusterConfig, identity: Mapping[str, str]) -> 
         identity: what has to be the same everywhere besides the versions, such as a digest of the configuration.
 
     Raises:
-        ConfigError: the same in every process: somebody is missing, or is not like the others.
+        InputError: the same in every process: somebody is missing, or is not like the others.
     """
     global _joined  # noqa: PLW0603 - JAX's runtime is one for the process, too
     if launch.processes == 1:
@@ -97,7 +97,7 @@ def join(launch: Launch, config: ClusterConfig, identity: Mapping[str, str]) -> 
     channel = Channel(launch, config) if _joined is None else _joined[1]
     if _joined is not None:
         if _joined[0] != launch:
-            raise ConfigError(f"this process has joined others as {_joined[0].describe()}: restart it to change that")
+            raise InputError(f"this process has joined others as {_joined[0].describe()}: restart it to change that")
         print("megajax: this process has joined the others before: going on with them")
     cluster = Cluster(launch, tuple(channel.gather(HELLO, socket.gethostname(), config.start_seconds)), channel)
     agree(cluster, _facts(launch) | dict(identity), config.start_seconds)
@@ -116,13 +116,13 @@ def agree(cluster: Cluster, facts: Mapping[str, str], seconds: int) -> None:
     """Make sure that the facts about this process are those about every other.
 
     Raises:
-        ConfigError: naming the odd one out, in every process.
+        InputError: naming the odd one out, in every process.
     """
     told = [json.loads(each) for each in cluster.gather("comparison", json.dumps(facts), seconds)]
     if wrong := odd_one_out(told, cluster.hosts):
         if cluster.channel is not None:
             cluster.channel.leave()  # all have seen it, and end with the same error
-        raise ConfigError(wrong)
+        raise InputError(wrong)
 
 
 def odd_one_out(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str | None:
@@ -188,7 +188,7 @@ def _own_gpus(launch: Launch) -> list[int] | None:
     if among == 1 or gpus <= 1:  # the launcher has dealt them out
         return None
     if gpus % among:
-        raise ConfigError(
+        raise InputError(
             f"{gpus} GPUs cannot be dealt out to {among} processes: start as many as divide them, or set "
             "CUDA_VISIBLE_DEVICES for each"
         )

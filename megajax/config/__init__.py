@@ -3,7 +3,7 @@
 The command line itself is `megajax.config.cli`. Importing this package does not import JAX.
 """
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.checks import check_batch, check_config, check_training, resolve_mesh
 from megajax.config.cluster import ClusterConfig
 from megajax.config.config import Config
@@ -26,10 +26,10 @@ __all__ = [
     "CheckpointConfig",
     "ClusterConfig",
     "Config",
-    "ConfigError",
     "DataConfig",
     "EvalConfig",
     "HealthConfig",
+    "InputError",
     "Loaded",
     "LogConfig",
     "LossScaleConfig",

@@ -17,11 +17,11 @@ PathName = Annotated[str, AfterValidator(os.path.expanduser), IS_PATH]
 """The name of a file or folder, relative to the working directory; `~` at its beginning is the home directory."""
 
 
-class ConfigError(ValueError):
+class InputError(ValueError):
     """Bad input, said in one line that names the thing and the remedy; entry points exit with code 2."""
 
 
-class NotReady(ConfigError):  # noqa: N818 - a state of things
+class NotReady(InputError):  # noqa: N818 - a state of things
     """Something that may be there a minute later: a process, a port, a lock. A restart can help: exit code 5."""
 
 

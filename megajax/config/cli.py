@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, NoReturn, Protocol
 
-from megajax.config.base import ConfigError, NotReady
+from megajax.config.base import InputError, NotReady
 from megajax.config.checks import check_config
 from megajax.config.config import Config
 from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, nearest, type_name, value_for
@@ -67,7 +67,7 @@ def entry_point(run: Callable[[list[str]], int | None]) -> Command:
             if isinstance(stop.__context__, BrokenPipeError):  # as rich ends a program
                 return _READER_LEFT
             raise
-        except (ConfigError, OSError, FloatingPointError, KeyboardInterrupt) as error:
+        except (InputError, OSError, FloatingPointError, KeyboardInterrupt) as error:
             if isinstance(error, BrokenPipeError) and _reader_left():
                 return _READER_LEFT
             code, text = describe_failure(error)
@@ -100,7 +100,7 @@ def describe_failure(error: BaseException) -> tuple[int, str]:
     match error:
         case NotReady():
             return 5, " ".join(["error:", *str(error).split()])
-        case ConfigError():
+        case InputError():
             return 2, " ".join(["error:", *str(error).split()])
         case OSError() if error.errno in MENDABLE:
             where = f"{error.filename}: " if error.filename else ""
@@ -130,7 +130,7 @@ def parse_command_line(
         extra: adds the entry point's own options to the parser; they come back in the namespace.
 
     Raises:
-        ConfigError: anything the user has to correct.
+        InputError: anything the user has to correct.
         SystemExit: code 0, after `--help` or `--print-config`.
     """
     parser = _Parser(prog=prog, description=description, epilog=EPILOG, allow_abbrev=False)
@@ -144,11 +144,11 @@ def parse_command_line(
         extra(parser)
     options, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
-        raise ConfigError(f"unknown option {unknown[0]}: {_instead_of(unknown[0])}")
+        raise InputError(f"unknown option {unknown[0]}: {_instead_of(unknown[0])}")
     overrides = [word for word in options.words if re.match(r"[\w.]+\s*=", word)]
     files = [word for word in options.words if word not in overrides]
     if len(files) > 1:
-        raise ConfigError(f"more than one configuration file ({', '.join(files)}); others are KEY=VALUE")
+        raise InputError(f"more than one configuration file ({', '.join(files)}); others are KEY=VALUE")
     loaded = load_config(files[0] if files else None, overrides)
     if start := resolve(loaded.config):
         loaded = load_config(files[0] if files else None, overrides, start)
@@ -183,8 +183,8 @@ class OneLineParser(argparse.ArgumentParser):
     """argparse whose errors are one line, as those of every other bad input."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ConfigError."""
-        raise ConfigError(message)
+        """Raise a InputError."""
+        raise InputError(message)
 
 
 class _Parser(OneLineParser):

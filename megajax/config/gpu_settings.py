@@ -25,7 +25,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 GPUS = ("a100", "h100", "h200", "b200", "gb200", "b300")
 BLACKWELL = ("b200", "gb200", "b300")
@@ -76,10 +76,10 @@ def changes(gpu: str | None, environment: Mapping[str, str] = os.environ) -> dic
     """Variables to set for a GPU: the table's, less what the user has set.
 
     Raises:
-        ConfigError: the table has no such GPU.
+        InputError: the table has no such GPU.
     """
     if gpu is not None and gpu not in GPUS:
-        raise ConfigError(f"no settings for GPU {gpu}: use one of {', '.join(GPUS)}")
+        raise InputError(f"no settings for GPU {gpu}: use one of {', '.join(GPUS)}")
     rows = _missing(gpu, environment)
     new = {row.name: row.value for row in rows if row.kind == "env"}
     if flags := [f"--{row.name}={row.value}" for row in rows if row.kind == "xla"]:
@@ -97,7 +97,7 @@ def memory_fraction(environment: Mapping[str, str] = os.environ) -> float:
     """How much of a GPU's memory JAX takes: what the user has set, or else the table's.
 
     Raises:
-        ConfigError: what is set is no number above 0.
+        InputError: what is set is no number above 0.
     """
     name = memory_variable(environment)
     if name is None:
@@ -107,7 +107,7 @@ def memory_fraction(environment: Mapping[str, str] = os.environ) -> float:
     except ValueError:
         fraction = 0.0
     if not 0 < fraction < math.inf:
-        raise ConfigError(
+        raise InputError(
             f"{name}={environment[name]} in the environment is no part of a GPU's memory: give a number such as "
             f"{MEMORY_FRACTION}, or unset it"
         )

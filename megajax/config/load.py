@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.config import Config
 from megajax.config.keys import FIELDS, MEGATRON_TOKENIZERS, SECTIONS, TEXT_KEYS, did_you_mean, first_key, type_name
 from megajax.config.presets import find_config
@@ -54,7 +54,7 @@ def load_config(
         start: values by key that `init_from` implies, where it does not name a run.
 
     Raises:
-        ConfigError: a file is missing or not YAML, or a key or value is not one the configuration has. Whether the
+        InputError: a file is missing or not YAML, or a key or value is not one the configuration has. Whether the
             values fit together is another question: see `check_config`.
     """
     words = _Layer("command line", _read_words(overrides))
@@ -125,7 +125,7 @@ def _read_words(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise ConfigError(f"`{word}` on the command line is not KEY=VALUE")
+            raise InputError(f"`{word}` on the command line is not KEY=VALUE")
         values |= _flatten({key.strip(): parse_yaml(value, f"`{word}` on the command line")}, "on the command line")
     return values
 
@@ -134,13 +134,13 @@ def _read_file(path: Path, origin: str, seen: tuple[Path, ...] = (), of_run: boo
     """The layers of a file: those of its presets, which give way, and then its own."""
     seen = (*seen, path.resolve())
     if len(set(seen)) < len(seen):
-        raise ConfigError(f"presets in a circle: {' -> '.join(map(str, seen))}")
+        raise InputError(f"presets in a circle: {' -> '.join(map(str, seen))}")
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read configuration file {path}: {error}") from error
+        raise InputError(f"cannot read configuration file {path}: {error}") from error
     if not isinstance(content, dict | None):
-        raise ConfigError(f"{path}: expected lines of `key: value`, found {yaml_text(plain(content))}")
+        raise InputError(f"{path}: expected lines of `key: value`, found {yaml_text(plain(content))}")
     values = _flatten(content or {}, f"in {path}")
     preset = values.pop("preset", None)
     if of_run or (path.name == CONFIG and path.with_name(IDENTITY).is_file()):
@@ -151,7 +151,7 @@ def _read_file(path: Path, origin: str, seen: tuple[Path, ...] = (), of_run: boo
 
 def _read_preset(preset: Any, beside: Path, seen: tuple[Path, ...] = ()) -> list[_Layer]:
     if not isinstance(preset, str):
-        raise ConfigError(f"`preset` is {yaml_text(preset)}: expected the name of one YAML file")
+        raise InputError(f"`preset` is {yaml_text(preset)}: expected the name of one YAML file")
     return _read_file(find_config(preset, beside), f"preset {preset}", seen)
 
 
@@ -178,11 +178,11 @@ def _flatten(content: Mapping[Any, Any], where: str, prefix: str = "") -> dict[s
         elif isinstance(value, dict) and (value or key in SECTIONS):
             inner = _flatten(value, where, f"{key}.")
         elif key in SECTIONS:
-            raise ConfigError(f"`{key}` {where} is a section: give it keys, such as `{first_key(key)}`")
+            raise InputError(f"`{key}` {where} is a section: give it keys, such as `{first_key(key)}`")
         else:
-            raise ConfigError(f"unknown key `{key}` {where}: {did_you_mean(key)}")
+            raise InputError(f"unknown key `{key}` {where}: {did_you_mean(key)}")
         if twice := flat.keys() & inner.keys():
-            raise ConfigError(f"`{min(twice)}` {where} is given twice")
+            raise InputError(f"`{min(twice)}` {where} is given twice")
         flat |= inner
     return flat
 
@@ -195,7 +195,7 @@ def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
     try:
         return Config(**nested)
     except ValidationError as error:
-        raise ConfigError(_explain(error, values, origins)) from error
+        raise InputError(_explain(error, values, origins)) from error
 
 
 _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from megajax.config.base import BelowOne, ConfigError, Fraction, component
+from megajax.config.base import BelowOne, Fraction, InputError, component
 
 Activation = Literal["gelu", "gelu_exact", "relu", "squared_relu", "swiglu", "geglu"]
 
@@ -159,5 +159,5 @@ class ModelConfig:
     def padded_vocab_size(self) -> NonNegativeInt:
         """V, rows of the embedding table; those past `vocab_size` take part in nothing."""
         if self.vocab_size is None:
-            raise ConfigError("model.vocab_size is not known yet: set it or give a tokenizer")
+            raise InputError("model.vocab_size is not known yet: set it or give a tokenizer")
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple

@@ -11,7 +11,7 @@ import difflib
 import re
 from pathlib import Path
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 CONFIGS = (Path(__file__).parents[1] / "configs").resolve()
 """The folder of presets, recipes and the text that they train on."""
@@ -28,7 +28,7 @@ def find_config(name: str, beside: Path = Path()) -> Path:
         beside: the folder of the file that names it, or the working directory.
 
     Raises:
-        ConfigError: there is none; names that look like it are suggested.
+        InputError: there is none; names that look like it are suggested.
     """
     bundled = CONFIGS / Path(name).relative_to("configs") if Path(name).parts[:1] == ("configs",) else CONFIGS / name
     folders = _BY_BARE_NAME[1:] if Path(name).name == name else ()
@@ -38,10 +38,10 @@ def find_config(name: str, beside: Path = Path()) -> Path:
             if spelling.is_file():
                 return spelling
     if candidates[0].is_dir():
-        raise ConfigError(f"cannot read configuration file {name}: it is a directory")
+        raise InputError(f"cannot read configuration file {name}: it is a directory")
     near = _nearest(name)
     hint = f"did you mean {' or '.join(near)}?" if near else "`python -m megajax` lists all presets"
-    raise ConfigError(f"configuration file {name} not found in {beside.absolute()} or {CONFIGS}: {hint}")
+    raise InputError(f"configuration file {name} not found in {beside.absolute()} or {CONFIGS}: {hint}")
 
 
 def find_bundled(path: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.config import Config
 from megajax.config.keys import FIELDS
 from megajax.config.yaml_text import yaml_text
@@ -101,16 +101,16 @@ def check_switches(config: Config) -> None:
     """Refuse a key that is set where it would be ignored.
 
     Raises:
-        ConfigError: names the key, what it needs and the remedy.
+        InputError: names the key, what it needs and the remedy.
     """
     for key, needs in ignored_keys(config).items():
         value, there = value_of(config, key), yaml_text(value_of(config, needs.key))
         default = yaml_text(FIELDS[key].default)  # to be given where a preset sets the key
         if needs.values:
             right = " or ".join([f"{needs.key} {' or '.join(map(yaml_text, needs.values))}", *needs.others])
-            raise ConfigError(f"{key} is for {right}, not {there}: leave it at its default {default} (it is {value})")
+            raise InputError(f"{key} is for {right}, not {there}: leave it at its default {default} (it is {value})")
         right = " or ".join([needs.key, *needs.others])
-        raise ConfigError(
+        raise InputError(
             f"{key} is {value} without {right}, to which it belongs: set that, or leave it at its default {default}"
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 _CORE = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -94,7 +94,7 @@ def parse_yaml(text: str, source: str) -> Any:
     """What a text says; numbers are `WrittenInt` and `WrittenFloat`.
 
     Raises:
-        ConfigError: it is no YAML, or gives a key twice; names `source` and the line.
+        InputError: it is no YAML, or gives a key twice; names `source` and the line.
     """
     try:
         return yaml.load(text, _Loader)
@@ -102,7 +102,7 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         place = f"{source}:{mark.line + 1}" if mark and "\n" in text else source
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise ConfigError(f"{place}: not valid YAML: {problem}") from error
+        raise InputError(f"{place}: not valid YAML: {problem}") from error
 
 
 def plain(value: Any, *, as_text: bool = False) -> Any:

@@ -21,7 +21,7 @@ from typing import Any, TypeGuard
 import jinja2
 from jinja2 import ext, nodes, parser, sandbox
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.tokenizers import Tokenizer
 from megajax.data.tokenizers.tokenizer import ROLES as TOKEN_ROLES
 
@@ -43,7 +43,7 @@ class Chat:
         tokenizer: its `chat_template`, if it has one, its special tokens and its beginning of sequence.
 
     Raises:
-        ConfigError: the template is none.
+        InputError: the template is none.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -58,7 +58,7 @@ class Chat:
         (without its reasoning, say): then it is not learnt, but given, and `not_learnt` counts it.
 
         Raises:
-            ConfigError: a message has no role or text, there is no answer, or the template cannot write it.
+            InputError: a message has no role or text, there is no answer, or the template cannot write it.
         """
         if self._template is None:
             texts = [render(messages) for messages in conversations]
@@ -70,7 +70,7 @@ class Chat:
         """Return the ids that stand before the assistant's next answer.
 
         Raises:
-            ConfigError: a message has no role or text, or the template cannot write it.
+            InputError: a message has no role or text, or the template cannot write it.
         """
         if self._template is None:
             turns = self._ended(self._tokenizer.encode_batch(render([*messages, _answer("")])))
@@ -83,14 +83,14 @@ class Chat:
         """Return a conversation as the template writes it, if `opened` with the beginning of an answer.
 
         Raises:
-            ConfigError: there is no template, or it cannot write this.
+            InputError: there is no template, or it cannot write this.
         """
         if self._template is None:
-            raise ConfigError("the tokenizer has no chat template: set tokenizer.chat_template")
+            raise InputError("the tokenizer has no chat template: set tokenizer.chat_template")
         try:
             return self._template.render(messages=list(messages), add_generation_prompt=opened, **self._names)
         except Exception as error:  # a template is a program of its own
-            raise ConfigError(f"the chat template cannot write this conversation: {error}") from None
+            raise InputError(f"the chat template cannot write this conversation: {error}") from None
 
     @cached_property
     def end_id(self) -> int | None:
@@ -119,11 +119,11 @@ class Chat:
         check_messages(messages)
         last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=None)
         if last is None:
-            raise ConfigError("no message of the assistant to learn from")
+            raise InputError("no message of the assistant to learn from")
         messages = messages[: last + 1]
         whole = self.text(messages)
         if not whole.startswith(self.text(messages[:last], opened=True)):
-            raise ConfigError("the chat template writes the last answer otherwise than behind its own prompt")
+            raise InputError("the chat template writes the last answer otherwise than behind its own prompt")
         turns = self._cut(whole, messages)[:-1]
         self.not_learnt += sum(message["role"] == "assistant" for message in messages) - len(turns) // 2
         return turns
@@ -164,7 +164,7 @@ def render(messages: Sequence[Message]) -> list[str]:
     """Write a conversation as texts that are, in turn, given and to be learnt; what follows the last answer is dropped.
 
     Raises:
-        ConfigError: a message has no known role or no text, or there is no answer.
+        InputError: a message has no known role or no text, or there is no answer.
     """
     check_messages(messages, ROLES)
     texts: list[str] = []
@@ -176,7 +176,7 @@ def render(messages: Sequence[Message]) -> list[str]:
         else:
             given += f"<|{message['role']}|>\n{message['content']}\n"
     if not texts:
-        raise ConfigError("no message of the assistant to learn from")
+        raise InputError("no message of the assistant to learn from")
     return texts
 
 
@@ -184,13 +184,13 @@ def check_messages(messages: Sequence[Message], roles: Sequence[str] = ()) -> No
     """Refuse what is no list of messages.
 
     Raises:
-        ConfigError: a message has no role (one of `roles`, if there are any) or no text.
+        InputError: a message has no role (one of `roles`, if there are any) or no text.
     """
     for number, message in enumerate(messages, 1):
         role, content = (message.get(key) if isinstance(message, Mapping) else None for key in ("role", "content"))
         if not _is_text(content) or not (role in roles if roles else _is_text(role)):
             which = f"one of {', '.join(roles)}" if roles else "a name"
-            raise ConfigError(f"message {number} needs a text under content, and under role {which}")
+            raise InputError(f"message {number} needs a text under content, and under role {which}")
 
 
 def _answer(text: str) -> Message:
@@ -230,7 +230,7 @@ def _compiled(template: str) -> jinja2.Template:
     try:
         return environment.from_string(template)
     except jinja2.TemplateError as error:
-        raise ConfigError(f"the chat template is no Jinja template: {error}") from None
+        raise InputError(f"the chat template is no Jinja template: {error}") from None
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.corpus.chat import Chat, Message, render
 from megajax.corpus.corpus import warn_of_losses
 from megajax.corpus.readers import Record, read_part, whole
@@ -31,7 +31,7 @@ def write_conversations(paths: Sequence[str | Path], prefix: str | Path, tokeniz
     """Tokenize the conversations of some files into `PREFIX.bin` and `.idx`; return how many there are.
 
     Raises:
-        ConfigError: a file cannot be read, a record is no conversation with an answer, or there is none.
+        InputError: a file cannot be read, a record is no conversation with an answer, or there is none.
     """
     count, chat = 0, Chat(tokenizer)
     warn_of_losses(tokenizer, (str(text) for record in _records(paths) for text in _contents(record)))
@@ -40,7 +40,7 @@ def write_conversations(paths: Sequence[str | Path], prefix: str | Path, tokeniz
             writer.add_document([token for turn in turns for token in turn], [*map(len, turns)])
             count += 1
         if not count:
-            raise ConfigError(f"{', '.join(map(str, paths))}: no conversations")
+            raise InputError(f"{', '.join(map(str, paths))}: no conversations")
     if chat.not_learnt:
         log.warning(
             "%s: %d answers are not learnt, since the chat template changes them once another turn follows",
@@ -53,13 +53,13 @@ def read_conversations(paths: Iterable[str | Path]) -> Iterator[list[str]]:
     """Iterate over the conversations of some files as text, for a tokenizer to be trained on.
 
     Raises:
-        ConfigError: a file cannot be read, or a record is no conversation with an answer.
+        InputError: a file cannot be read, or a record is no conversation with an answer.
     """
     for record in _records(paths):
         try:
             yield render(_messages(record))
-        except ConfigError as error:
-            raise ConfigError(f"{record.where}: {error}") from None
+        except InputError as error:
+            raise InputError(f"{record.where}: {error}") from None
 
 
 def _turns(paths: Sequence[str | Path], chat: Chat) -> Iterator[list[list[int]]]:
@@ -67,18 +67,18 @@ def _turns(paths: Sequence[str | Path], chat: Chat) -> Iterator[list[list[int]]]
     while group := list(islice(records, _BATCH)):
         try:
             yield from chat.turns([_messages(record) for record in group])
-        except ConfigError:  # which does not say in which record
+        except InputError:  # which does not say in which record
             for record in group:
                 try:
                     chat.turns([_messages(record)])
-                except ConfigError as error:
-                    raise ConfigError(f"{record.where}: {error}") from None
+                except InputError as error:
+                    raise InputError(f"{record.where}: {error}") from None
             raise
 
 
 def _contents(record: Record) -> Iterator[object]:
     """What is said in a record, if it is a conversation."""
-    with suppress(ConfigError):
+    with suppress(InputError):
         yield from (message.get("content") for message in _messages(record) if isinstance(message, dict))
 
 
@@ -92,9 +92,9 @@ def _messages(record: Record) -> list[Message]:
         values = json.loads(record.content) if isinstance(record.content, bytes) else record.content
         messages = values[_KEY]
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not JSON ({error})") from None
+        raise InputError(f"not JSON ({error})") from None
     except (KeyError, TypeError):
         messages = None
     if not isinstance(messages, list):
-        raise ConfigError(f'no list of messages: instruction data has records {{"{_KEY}": [...]}}')
+        raise InputError(f'no list of messages: instruction data has records {{"{_KEY}": [...]}}')
     return messages

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.data import TokenizerConfig
 from megajax.corpus.merge import merge_token_files
 from megajax.corpus.progress import Progress
@@ -95,7 +95,7 @@ def preprocess_keys(
         workers: processes; a packed or Parquet file is read by one.
 
     Raises:
-        ConfigError: a file or line cannot be used, there are no documents, or a file cannot be written; no token file
+        InputError: a file or line cannot be used, there are no documents, or a file cannot be written; no token file
             is left behind then, but the shards that are finished.
     """
     job = Job(Path(f"{output_prefix}_shards"), tokenizer, options)
@@ -118,9 +118,9 @@ def preprocess_keys(
 
 def _first_texts(inputs: Sequence[str | Path], options: Options) -> Iterator[str]:
     """Texts at the beginning of the first file; a bad line is met again when it is tokenized."""
-    with suppress(ConfigError):
+    with suppress(InputError):
         for record in read_part(whole(inputs[0]), options.keys, options.text_documents):
-            with suppress(ConfigError):
+            with suppress(InputError):
                 yield from (text for text in record.texts(options.keys) if isinstance(text, str))
 
 
@@ -155,7 +155,7 @@ def _make_missing_shards(job: Job, shards: Sequence[Shard], workers: int) -> Non
 def _counts(job: Job, shard: Shard) -> list[Counts]:
     counts = job.finished(shard)
     if counts is None:
-        raise ConfigError(f"{job.directory}: {shard.name} is damaged; run again")
+        raise InputError(f"{job.directory}: {shard.name} is damaged; run again")
     return counts
 
 
@@ -163,7 +163,7 @@ def _check_reports(reports: Sequence[Report], inputs: Sequence[str | Path], opti
     for report, key in zip(reports, options.keys, strict=True):
         if report.tokens == 0:
             files = ", ".join(map(str, inputs))
-            raise ConfigError(
+            raise InputError(
                 f"{files}: no documents with text ({report.documents} empty, {report.skipped} lines skipped); "
                 f'give lines such as {{"{key}": "..."}}'
             )
@@ -182,7 +182,7 @@ def _working_directory(job: Job, shards: Sequence[Shard]) -> Iterator[None]:
         job.directory.mkdir(parents=True, exist_ok=True)
         for path in job.directory.iterdir():
             if not _OURS.fullmatch(path.name):
-                raise ConfigError(
+                raise InputError(
                     f"{job.directory} is for unfinished shards and holds {path.name}: choose another --output-prefix"
                 )
         with _locked(job.directory):
@@ -194,7 +194,7 @@ def _working_directory(job: Job, shards: Sequence[Shard]) -> Iterator[None]:
                 keep = keep and _tidy(job, shards)
     except OSError as error:
         where = error.filename or job.directory
-        raise ConfigError(f"{where}: {error.strerror}; make room or check the path and run again") from error
+        raise InputError(f"{where}: {error.strerror}; make room or check the path and run again") from error
     finally:
         if not keep:
             shutil.rmtree(job.directory)
@@ -206,7 +206,7 @@ def _locked(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"{directory}: another process is at work there; wait for it to end") from None
+            raise InputError(f"{directory}: another process is at work there; wait for it to end") from None
         yield
 
 

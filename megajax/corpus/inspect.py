@@ -23,7 +23,7 @@ def describe_token_files(prefix: str | Path, tokenizer: Tokenizer | None = None,
         documents: how many of them to show.
 
     Raises:
-        ConfigError: the pair cannot be read, or holds an id that the tokenizer lacks.
+        InputError: the pair cannot be read, or holds an id that the tokenizer lacks.
     """
     indexed = IndexedDataset(prefix)
     starts = np.append(indexed.pointers // indexed.dtype.itemsize, indexed.lengths.sum(dtype=np.int64))

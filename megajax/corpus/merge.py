@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.indexed import IndexedDataset, map_index, new_pair, write_index
 from megajax.data.vocabulary import IdRange
 
@@ -17,13 +17,13 @@ def prefixes_in(source: str | Path) -> list[Path]:
     """Return the token files of a folder by name, as Megatron-LM merge_datasets takes them, or the prefix itself.
 
     Raises:
-        ConfigError: there are none in the folder.
+        InputError: there are none in the folder.
     """
     if not Path(source).is_dir():
         return [Path(source)]
     prefixes = sorted(path.with_suffix("") for path in Path(source).glob("*.idx"))
     if not prefixes:
-        raise ConfigError(f"{source}: no token files (.idx and .bin) in this folder")
+        raise InputError(f"{source}: no token files (.idx and .bin) in this folder")
     return prefixes
 
 
@@ -31,12 +31,12 @@ def merge_token_files(prefixes: Sequence[str | Path], output_prefix: str | Path)
     """Write the documents of some pairs, one pair after the other, as one pair (Megatron-LM merge_datasets).
 
     Raises:
-        ConfigError: a pair cannot be read, or its token type is not that of the first.
+        InputError: a pair cannot be read, or its token type is not that of the first.
     """
     for prefix in prefixes:
         dtypes = [IndexedDataset(p).dtype for p in (prefixes[0], prefix)]
         if dtypes[0] != dtypes[1]:
-            raise ConfigError(
+            raise InputError(
                 f"{prefix}: holds {dtypes[1].name} tokens, {prefixes[0]} {dtypes[0].name}; "
                 "only files of one token type can be merged: write one of them again"
             )

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.data import DataConfig, TokenizerConfig
 from megajax.config.presets import find_bundled
 from megajax.config.run_files import TOKENIZER, TRAINED_TOKENIZER
@@ -51,7 +51,7 @@ def prepare_text(
         trained: there is a checkpoint.
 
     Raises:
-        ConfigError: a file cannot be used, or is not what the run was trained on.
+        InputError: a file cannot be used, or is not what the run was trained on.
     """
     run = str(directory) if trained else ""
     data = replace(data, text=_texts(data.text, directory / "data", run))
@@ -70,13 +70,13 @@ def _texts(names: Sequence[str], folder: Path, run: str) -> tuple[str, ...]:
     records = {int(path.name.split(".")[0]): path for path in folder.glob(f"[0-9]*.{RECORD}")}
     try:
         texts = input_files(map(find_bundled, names))
-    except ConfigError:  # a pattern that nothing matches any more
+    except InputError:  # a pattern that nothing matches any more
         if not run or not records:
             raise
         texts = [path for number in sorted(records) for path in sources_in(records[number]) or ()]
     made = records.keys() | {int(path.name.split("-")[0]) for path in folder.glob("[0-9]*-*.idx")}
     if run and made and names and len(texts) != len(made):
-        raise ConfigError(
+        raise InputError(
             f"data.text stands for {len(texts)} files, and {run} was trained on {len(made)}: name those, or choose "
             "another output_dir"
         )
@@ -99,7 +99,7 @@ def own_tokenizer(
         run: name of the run, once there is a checkpoint.
 
     Raises:
-        ConfigError: it cannot be read or trained, or is not the one that the run was trained with.
+        InputError: it cannot be read or trained, or is not the one that the run was trained with.
     """
     data, folder = data or DataConfig(), directory / TOKENIZER
     key, name = TRAINED_TOKENIZER.get(config.type, ("", ""))

@@ -29,7 +29,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.corpus.progress import Progress
 
 TextDocuments = Literal["file", "line"]
@@ -81,7 +81,7 @@ class Record(NamedTuple):
         """Return what stands under some keys: texts, and where `lists` allows it lists of texts.
 
         Raises:
-            ConfigError: why the record has no text there.
+            InputError: why the record has no text there.
         """
         record = _parse(self.content) if isinstance(self.content, bytes) else self.content
         return [_text(record, key, lists) for key in keys]
@@ -91,7 +91,7 @@ def input_files(names: Iterable[str | Path]) -> list[str]:
     """Return the files that some names stand for: patterns (`corpus/*.jsonl.gz`) become the files that match, by name.
 
     Raises:
-        ConfigError: nothing matches.
+        InputError: nothing matches.
     """
     files = []
     for name in map(str, names):
@@ -100,7 +100,7 @@ def input_files(names: Iterable[str | Path]) -> list[str]:
             found = glob.glob(name, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
             matching = sorted(path for path in found if Path(path).is_file())
             if not matching:
-                raise ConfigError(f"{name}: no file matches")
+                raise InputError(f"{name}: no file matches")
         files += matching
     return files
 
@@ -115,20 +115,20 @@ def whole(path: str | Path) -> Part:
     """Return all of a file as one part.
 
     Raises:
-        ConfigError: it is not there, is a folder or an archive, or is packed without being named so.
+        InputError: it is not there, is a folder or an archive, or is packed without being named so.
     """
     path = Path(path)
     with _naming(path):
         if path.is_dir():
-            raise ConfigError(f"{path} is a folder: {_contents_of(path)}")
+            raise InputError(f"{path} is a folder: {_contents_of(path)}")
         if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is no regular file, which is read more than once: write it to one first")
+            raise InputError(f"{path} is no regular file, which is read more than once: write it to one first")
         with path.open("rb") as file:
             start = file.read(512)
         _refuse_archive(path, start)
         for magic, ending in _PACKERS.items():
             if start.startswith(magic) and path.suffix != ending and not (ending == ".bz2" and b"1AY&SY" not in start):
-                raise ConfigError(f"{path} is packed, but not named so: rename it to {path.name}{ending}")
+                raise InputError(f"{path} is packed, but not named so: rename it to {path.name}{ending}")
         return Part(path, 0, path.stat().st_size)
 
 
@@ -145,7 +145,7 @@ def _refuse_archive(path: Path, start: bytes) -> None:
     if start[257:262] == b"ustar":
         kinds.append("a tar archive")
     if kinds:
-        raise ConfigError(f"{path} is {kinds[0]}: unpack it, and name the files that are in it")
+        raise InputError(f"{path} is {kinds[0]}: unpack it, and name the files that are in it")
 
 
 def can_be_cut(path: Path, text_documents: TextDocuments) -> bool:
@@ -158,7 +158,7 @@ def read_part(part: Part, keys: Sequence[str], text_documents: TextDocuments = "
     """Iterate over the records of a part; those of Parquet files may lack keys that are not asked for.
 
     Raises:
-        ConfigError: the file cannot be read.
+        InputError: the file cannot be read.
     """
     with _naming(part.path), ExitStack() as stack:
         if part.path.suffix == ".parquet":
@@ -186,7 +186,7 @@ def read_documents(paths: Iterable[str | Path], key: str = "text") -> Iterator[s
     """Iterate over the texts of some files.
 
     Raises:
-        ConfigError: a file cannot be read or a record has no text.
+        InputError: a file cannot be read or a record has no text.
     """
     parts = [whole(path) for path in paths]
     with Progress(sum(part.end for part in parts)) as progress:
@@ -197,8 +197,8 @@ def read_documents(paths: Iterable[str | Path], key: str = "text") -> Iterator[s
                 position = record.position
                 try:
                     [text] = record.texts([key])
-                except ConfigError as error:
-                    raise ConfigError(f"{record.where}: {error}") from None
+                except InputError as error:
+                    raise InputError(f"{record.where}: {error}") from None
                 yield str(text)
 
 
@@ -206,12 +206,12 @@ def optional(module: str, purpose: str) -> Any:
     """Import a library that only some corpora need.
 
     Raises:
-        ConfigError: it is not installed.
+        InputError: it is not installed.
     """
     try:
         return import_module(module)
     except ImportError:
-        raise ConfigError(f"{purpose} needs {module}: pip install 'megajax[data]'") from None
+        raise InputError(f"{purpose} needs {module}: pip install 'megajax[data]'") from None
 
 
 @contextmanager
@@ -219,11 +219,11 @@ def _naming(path: Path) -> Iterator[None]:
     """Say which file could not be read."""
     try:
         yield
-    except ConfigError:
+    except InputError:
         raise
     except Exception as error:  # every format has errors of its own
         reason = (isinstance(error, OSError) and error.strerror) or error
-        raise ConfigError(f"{path}: cannot be read ({reason})") from None
+        raise InputError(f"{path}: cannot be read ({reason})") from None
 
 
 def _unpacked(raw: BinaryIO, suffix: str) -> io.BufferedReader:
@@ -265,15 +265,15 @@ def _parse(content: bytes) -> dict[str, object]:
     try:
         record = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not JSON ({error})") from None
+        raise InputError(f"not JSON ({error})") from None
     if not isinstance(record, dict):
-        raise ConfigError(f"not a JSON record but a {type(record).__name__}")
+        raise InputError(f"not a JSON record but a {type(record).__name__}")
     return record
 
 
 def _text(record: Mapping[str, object], key: str, lists: bool) -> str | list[str]:
     if key not in record:
-        raise ConfigError(f'no key "{key}" (the record has: {", ".join(record) or "none"})')
+        raise InputError(f'no key "{key}" (the record has: {", ".join(record) or "none"})')
     value = record[key]
     if lists and isinstance(value, list):
         return [_checked(text, key) for text in value]
@@ -284,10 +284,10 @@ def _checked(value: object, key: str) -> str:
     try:
         text = value.decode() if isinstance(value, bytes) else value
         if not isinstance(text, str):
-            raise ConfigError(f'key "{key}" holds no text but {json.dumps(text, default=str)[:40]}')
+            raise InputError(f'key "{key}" holds no text but {json.dumps(text, default=str)[:40]}')
         text.encode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f'key "{key}" holds no UTF-8 ({error})') from None
+        raise InputError(f'key "{key}" holds no UTF-8 ({error})') from None
     except UnicodeEncodeError as error:
-        raise ConfigError(f'key "{key}" holds half a surrogate pair at character {error.start}') from None
+        raise InputError(f'key "{key}" holds half a surrogate pair at character {error.start}') from None
     return text

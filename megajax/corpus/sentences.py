@@ -13,6 +13,6 @@ def sentence_splitter() -> Callable[[str], list[str]]:
     The rules are Punkt's (Kiss and Strunk 2006), as in Megatron-LM, with abbreviations learned from other text.
 
     Raises:
-        ConfigError: nupunkt is not installed.
+        InputError: nupunkt is not installed.
     """
     return optional("nupunkt", "splitting sentences").sentences

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.data import TokenizerConfig
 from megajax.corpus.readers import Part, Record, TextDocuments, can_be_cut, read_part, whole
 from megajax.corpus.sentences import sentence_splitter
@@ -105,7 +105,7 @@ def plan_shards(inputs: Sequence[str | Path], options: Options, tokenizer: Token
     """Divide the input into shards: large files are cut at line ends, small ones go together.
 
     Raises:
-        ConfigError: a file is not there.
+        InputError: a file is not there.
     """
     files = [whole(path) for path in inputs]
     limit = min(max(sum(file.end for file in files) // _SHARDS, _MIN_SHARD), _MAX_SHARD)
@@ -148,7 +148,7 @@ class ShardWriter:
         """Write the token files of a shard and then its counts, which say that it is finished.
 
         Raises:
-            ConfigError: a file cannot be read, or a line is bad and bad lines are not to be skipped.
+            InputError: a file cannot be read, or a line is bad and bad lines are not to be skipped.
         """
         keys = range(len(self._options.keys))
         counts = [Counts() for _ in keys]
@@ -173,7 +173,7 @@ class ShardWriter:
         for record in read_part(part, self._options.keys, self._options.text_documents):
             try:
                 texts = record.texts(self._options.keys, lists=True)
-            except ConfigError as error:
+            except InputError as error:
                 self._skip(record, error)
                 continue
             batch.append((record, texts))
@@ -188,14 +188,14 @@ class ShardWriter:
         keys = range(len(self._options.keys))
         try:
             return [self._encode_texts([texts[key] for _, texts in batch]) for key in keys]
-        except ConfigError:  # which does not say in which record
+        except InputError:  # which does not say in which record
             batch[:] = [row for row in batch if self._is_usable(*row)]
             return [self._encode_texts([texts[key] for _, texts in batch]) for key in keys]
 
     def _is_usable(self, record: Record, texts: list[str | list[str]]) -> bool:
         try:
             self._encode_texts(texts)
-        except ConfigError as error:
+        except InputError as error:
             self._skip(record, error)
             return False
         return True
@@ -218,7 +218,7 @@ class ShardWriter:
             counts.tokens += len(tokens)
             counts.unknown += tokens.count(self._tokenizer.unk_id) if self._tokenizer.unk_id is not None else 0
 
-    def _skip(self, record: Record, error: ConfigError) -> None:
+    def _skip(self, record: Record, error: InputError) -> None:
         if self._options.on_bad_line == "error":
-            raise ConfigError(f"{record.where}: {error}; mend it or skip bad lines") from None
+            raise InputError(f"{record.where}: {error}; mend it or skip bad lines") from None
         self._skipped += 1

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import cast
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.corpus.shards import Job, Shard, ShardWriter, Step
 
 
@@ -19,7 +19,7 @@ def make_shards(job: Job, shards: Sequence[Shard], workers: int, step: Step) -> 
     """Make shards on some processes, or in this one.
 
     Raises:
-        ConfigError: input cannot be used, or a process was killed.
+        InputError: input cannot be used, or a process was killed.
         OSError: a shard cannot be written.
     """
     if workers == 1 or len(shards) <= 1:
@@ -79,11 +79,11 @@ def _send(connection: Connection, process: BaseProcess, shard: Shard | None) -> 
         raise _ended_early(process) from None
 
 
-def _ended_early(process: BaseProcess) -> ConfigError:
+def _ended_early(process: BaseProcess) -> InputError:
     process.join()
     code = process.exitcode or 0
     how = f"killed by {signal.Signals(-code).name}, for want of memory?" if code < 0 else f"exit code {code}"
-    return ConfigError(f"a worker process ended early ({how}); run again, with fewer workers if need be")
+    return InputError(f"a worker process ended early ({how}); run again, with fewer workers if need be")
 
 
 def _work(connection: Connection, job: Job) -> None:
@@ -96,5 +96,5 @@ def _work(connection: Connection, job: Job) -> None:
             while shard := connection.recv():
                 write(shard, lambda read, documents: connection.send((read, documents)))
                 connection.send(None)
-        except (ConfigError, OSError) as error:
+        except (InputError, OSError) as error:
             connection.send(error)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.gpu_settings import memory_fraction
 
 
@@ -79,7 +79,7 @@ class Gpu:
         """Bytes that arrays can have: what the launcher gives JAX. The rest is for CUDA, NCCL and fragments.
 
         Raises:
-            ConfigError: the user has set it to what is no number above 0.
+            InputError: the user has set it to what is no number above 0.
         """
         return memory_fraction() * self.memory_bytes
 
@@ -108,13 +108,13 @@ def gpu_named(name: str) -> Gpu:
     """The table's entry of that name, in any case.
 
     Raises:
-        ConfigError: there is none; lists those there are and says how to add one.
+        InputError: there is none; lists those there are and says how to add one.
     """
     for gpu in GPUS:
         if gpu.name.lower() == name.lower():
             return gpu
     known = ", ".join(sorted(gpu.name for gpu in GPUS))
-    raise ConfigError(
+    raise InputError(
         f"unknown GPU {name!r}: known are {known}; to add it, write a line into GPUS of {__name__}, with the dense "
         "peaks of its data sheet, and as kind what jax.devices()[0].device_kind says on it"
     )

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
 
-from megajax.config import Config, ConfigError
+from megajax.config import Config, InputError
 from megajax.config.parallel import REPLICAS
 from megajax.config.train import ACTIVATION_NAMES
 from megajax.costs.stacks import Stack, expert_load, stacks
@@ -80,10 +80,10 @@ def stage_memory(config: Config, mesh: Mapping[str, int], stage: int) -> StageMe
         stage: 0 to P - 1.
 
     Raises:
-        ConfigError: there is no such stage, or the stages do not divide the layers.
+        InputError: there is no such stage, or the stages do not divide the layers.
     """
     if not 0 <= stage < mesh["pipe"]:
-        raise ConfigError(f"there is no pipeline stage {stage}: choose one of 0 to {mesh['pipe'] - 1}")
+        raise InputError(f"there is no pipeline stage {stage}: choose one of 0 to {mesh['pipe'] - 1}")
     device = _Device(config, mesh)
     counts = device.counts
     logits, workspace = max(device.backward, device.head, key=sum)

@@ -6,7 +6,7 @@ L layers.
 
 from __future__ import annotations
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
 
 
@@ -19,10 +19,10 @@ def parameter_counts(model: ModelConfig, *, padded: bool = False) -> dict[str, i
     """Parameters by kind, those of blocks summed over the L blocks; kinds the model lacks are 0 or missing.
 
     Raises:
-        ConfigError: the vocabulary is not known yet.
+        InputError: the vocabulary is not known yet.
     """
     if model.vocab_size is None:
-        raise ConfigError("model.vocab_size is not set: the number of parameters depends on it")
+        raise InputError("model.vocab_size is not set: the number of parameters depends on it")
     V = model.padded_vocab_size if padded else model.vocab_size
     D, P = model.hidden_size, model.position_rows
     counts = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data.dataset import Batch
 from megajax.data.mapping import SentenceMap
@@ -28,7 +28,7 @@ class BertDataset:
         pair_task: two parts, whose order is to be found out.
 
     Raises:
-        ConfigError: the tokenizer has no id for a mask, or no document has enough sentences.
+        InputError: the tokenizer has no id for a mask, or no document has enough sentences.
     """
 
     def __init__(self, selection: Selection, config: DataConfig, tokenizer: Tokenizer, pair_task: bool):
@@ -116,7 +116,7 @@ def required_id(tokenizer: Tokenizer, role: str) -> int:
     """Return the id of a role ("mask", "cls", ...) that masked text cannot do without."""
     found = getattr(tokenizer, f"{role}_id")
     if found is None:
-        raise ConfigError(
+        raise InputError(
             f"tokenizer.type {tokenizer.identity['type']} has no {role} id, which masked text needs: "
             "set tokenizer.special_ids=true (sentencepiece), or use bert_wordpiece"
         )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.cache import fingerprint, load_or_build
 from megajax.data.chain import gather_rows
 from megajax.data.dataset import Batch, Dataset
@@ -33,7 +33,7 @@ def parse_data_path(words: Sequence[str]) -> list[Source]:
     """Parse `[prefix]`, `[prefix, prefix, ...]` or `[weight, prefix, weight, prefix, ...]`.
 
     Raises:
-        ConfigError: weights and prefixes do not pair up, or a weight is not a positive finite number.
+        InputError: weights and prefixes do not pair up, or a weight is not a positive finite number.
     """
     if len(words) == 1:
         return [Source(words[0], None)]
@@ -43,13 +43,13 @@ def parse_data_path(words: Sequence[str]) -> list[Source]:
     weights, prefixes = [number for number in numbers[0::2] if number is not None], words[1::2]
     if len(words) % 2 or len(weights) != len(prefixes):
         found = [word for word, number in zip(words, numbers, strict=True) if number is not None]
-        raise ConfigError(
+        raise InputError(
             f"data path: {len(found)} weights ({', '.join(found)}) for {len(words) - len(found)} prefixes; "
             "write weight prefix weight prefix ..., or prefixes only"
         )
     for word, weight, prefix in zip(words[0::2], weights, prefixes, strict=True):
         if not 0 < weight < math.inf:
-            raise ConfigError(
+            raise InputError(
                 f"data path: weight {word} of {prefix} is not a positive finite number; leave out unused sources"
             )
     return [Source(prefix, weight) for weight, prefix in zip(weights, prefixes, strict=True)]
@@ -110,7 +110,7 @@ class BlendedDataset:
         first: where each source is read from; unset = from its beginning.
 
     Raises:
-        ConfigError: a source is asked for more samples than it has.
+        InputError: a source is asked for more samples than it has.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class BlendedDataset:
         first: Sequence[int] | None = None,
     ):
         if len(datasets) > np.iinfo(np.int16).max:
-            raise ConfigError(f"data path: {len(datasets)} sources; a blend holds at most {np.iinfo(np.int16).max}")
+            raise InputError(f"data path: {len(datasets)} sources; a blend holds at most {np.iinfo(np.int16).max}")
         self.datasets, self._start, self._length = datasets, start, length
         self._first = np.array(first or [0] * len(datasets))
         if len(datasets) > 1:  # of a single source draw i is sample i
@@ -135,7 +135,7 @@ class BlendedDataset:
             )
         for k, asked in enumerate(self.consumed(len(self))):
             if asked > len(datasets[k]):
-                raise ConfigError(
+                raise InputError(
                     f"data path: source {k + 1} with weight {weights[k]} is asked for {asked} samples and has "
                     f"{len(datasets[k])}; bring the weights closer together"
                 )

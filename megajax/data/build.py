@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data import mock
 from megajax.data.blend import BlendedDataset, Source, parse_data_path, source_sizes
@@ -70,7 +70,7 @@ def _paths(config: DataConfig) -> dict[str, tuple[Sequence[str], tuple[float, fl
     """Return the data path of every split, and between which fractions of its documents it lies."""
     own = {"train": config.train_path, "valid": config.valid_path, "test": config.test_path}
     if bool(config.path) + any(own.values()) + config.mock != 1:
-        raise ConfigError("set either data.path, or data.train_path with data.valid_path and data.test_path")
+        raise InputError("set either data.path, or data.train_path with data.valid_path and data.test_path")
     if any(own.values()):
         return {name: (path, (0.0, 1.0)) for name, path in own.items()}
     split = mock.SPLIT if config.mock else config.split

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.blend import BlendedDataset
 from megajax.data.dataset import Batch
 from megajax.data.vocabulary import VocabularyScan
@@ -74,14 +74,14 @@ def go_on(before: Mix | None, samples: int, wanted: Sequence[Reading]) -> Mix:
         The mix of the checkpoint if it is the one wanted, else a new one that begins here.
 
     Raises:
-        ConfigError: a source that was read holds other documents by now.
+        InputError: a source that was read holds other documents by now.
     """
     if before is None:
         return Mix(samples, tuple(wanted))
     known = {source.identity: source for source in (*before.left_out, *before.sources)}
     for source in wanted:
         if source.identity not in known and source.prefix in {old.prefix for old in known.values()}:
-            raise ConfigError(
+            raise InputError(
                 f"{source.prefix} holds other documents than at the run's checkpoint: restore it, or use a new name"
             )
     if same_sources(before.sources, wanted):

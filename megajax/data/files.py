@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -122,10 +122,10 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file that a user asked for.
 
     Raises:
-        ConfigError: it cannot be written.
+        InputError: it cannot be written.
     """
     try:
         with atomic_write(path) as file:
             file.write(text.encode())
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise InputError(f"cannot write {path}: {error.strerror}") from error

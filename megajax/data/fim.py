@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data.tokenizers import Tokenizer
 
@@ -29,7 +29,7 @@ class FillInTheMiddle:
         seed: what follows from it besides the sample number.
 
     Raises:
-        ConfigError: the tokenizer has no special tokens for it.
+        InputError: the tokenizer has no special tokens for it.
     """
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer, seed: int):
@@ -74,7 +74,7 @@ class FillInTheMiddle:
 def _special_ids(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
     """Ids of prefix, middle and suffix: of the names that the user gave, or of the usual ones."""
     if names and len(names) != len(_ROLES):
-        raise ConfigError(f"data.fim_tokens has {len(names)} names: expected those of prefix, middle and suffix")
+        raise InputError(f"data.fim_tokens has {len(names)} names: expected those of prefix, middle and suffix")
     tried = [tuple(names)] if names else [tuple(spelling.format(role) for role in _ROLES) for spelling in _SPELLINGS]
     for spelt in tried:
         ids = [tokenizer.id_of(name) for name in spelt]
@@ -82,7 +82,7 @@ def _special_ids(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
         if len(found) == len(_ROLES):
             return found
     missing = " or ".join(", ".join(name for name in spelt if tokenizer.id_of(name) is None) for spelt in tried)
-    raise ConfigError(
+    raise InputError(
         f"data.fim_rate: the tokenizer has no token {missing}: name three that it has as data.fim_tokens (for prefix, "
         "middle, suffix; unused ones will do), list them in an added_tokens.json beside it, or set data.fim_rate to 0"
     )

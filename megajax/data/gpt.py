@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data.batch import token_batch
 from megajax.data.cache import fingerprint, load_or_build
@@ -137,7 +137,7 @@ class GPTDataset:
         cache_dir: where the order is kept; None = nowhere.
 
     Raises:
-        ConfigError: not a single sample can be made; on reading, a token id outside the vocabulary.
+        InputError: not a single sample can be made; on reading, a token id outside the vocabulary.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class GPTDataset:
         lengths = indexed.lengths[indices]
         tokens = int(lengths.sum(dtype=np.int64))
         if tokens < (seq_length + 1 if num_samples is None else 1):
-            raise ConfigError(
+            raise InputError(
                 f"{indexed.bin_path}: the {name} split of {len(indices)} documents has {tokens} tokens and one sample "
                 f"needs {seq_length + 1}; add text, enlarge the split or shorten seq_length"
             )

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple, Self
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.files import atomic_write, map_file, remove_leftovers
 from megajax.data.vocabulary import IdRange, note_path
 
@@ -54,23 +54,23 @@ class IndexedDataset:
         total: tokens of the file.
 
     Raises:
-        ConfigError: a file is missing or breaks the format.
+        InputError: a file is missing or breaks the format.
     """
 
     def __init__(self, prefix: str | Path):
         self.bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
         for path in (self.bin_path, idx_path):
             if Path(prefix).is_dir() and not path.exists():
-                raise ConfigError(f"{prefix} is a folder: name its token files, {named_pairs(Path(prefix))}")
+                raise InputError(f"{prefix} is a folder: name its token files, {named_pairs(Path(prefix))}")
             if not path.is_file():
-                raise ConfigError(f"{path}: no such file; name token files without .bin or .idx")
+                raise InputError(f"{path}: no such file; name token files without .bin or .idx")
         index = map_index(idx_path)
         self.dtype, self.lengths, self.pointers, self.document_index = index
         expected = int(self.lengths.sum(dtype=np.int64)) * self.dtype.itemsize
         found = self.bin_path.stat().st_size
         if found != expected:
             size = "shorter" if found < expected else "longer"
-            raise ConfigError(
+            raise InputError(
                 f"{self.bin_path}: {size} than the index says: {found} bytes found, {expected} expected "
                 f"({expected // self.dtype.itemsize} tokens of {self.dtype.name}); write the pair again"
             )
@@ -121,18 +121,18 @@ def map_index(path: Path) -> Index:
     """Check the header of a .idx file against the size of the file and map its arrays; nothing is allocated."""
     size = path.stat().st_size
     if size < _HEADER.size:
-        raise ConfigError(f"{path}: {size} bytes are less than the {_HEADER.size} of a header; write the pair again")
+        raise InputError(f"{path}: {size} bytes are less than the {_HEADER.size} of a header; write the pair again")
     with path.open("rb") as file:
         magic, version, code, sequences, documents = _HEADER.unpack(file.read(_HEADER.size))
     if magic != _MAGIC:
-        raise ConfigError(f"{path}: not a Megatron index (starts with {magic!r}, not {_MAGIC!r}); write the pair again")
+        raise InputError(f"{path}: not a Megatron index (starts with {magic!r}, not {_MAGIC!r}); write the pair again")
     if version != _VERSION:
-        raise ConfigError(f"{path}: version {version} of the index format; only version {_VERSION} is known")
+        raise InputError(f"{path}: version {version} of the index format; only version {_VERSION} is known")
     if code not in _DTYPES:
-        raise ConfigError(f"{path}: dtype code {code} is no token type (known codes: {', '.join(map(str, _DTYPES))})")
+        raise InputError(f"{path}: dtype code {code} is no token type (known codes: {', '.join(map(str, _DTYPES))})")
     expected = _HEADER.size + 12 * sequences + 8 * documents
     if size != expected:
-        raise ConfigError(
+        raise InputError(
             f"{path}: {size} bytes found, {expected} expected for {sequences} sequences and a document index of "
             f"{documents}; write the pair again"
         )
@@ -149,13 +149,13 @@ def _check_arrays(path: Path, index: Index) -> None:
     """Check that the arrays of a .idx file agree with each other."""
     dtype, lengths, pointers, document_index = index
     if (lengths < 0).any():
-        raise ConfigError(f"{path}: sequence {int(np.argmax(lengths < 0))} has a negative length; write the pair again")
+        raise InputError(f"{path}: sequence {int(np.argmax(lengths < 0))} has a negative length; write the pair again")
     if not np.array_equal(pointers, byte_pointers(lengths, dtype.itemsize)):
-        raise ConfigError(f"{path}: the byte offsets do not add up from the lengths; write the pair again")
+        raise InputError(f"{path}: the byte offsets do not add up from the lengths; write the pair again")
     if not (len(document_index) and document_index[0] == 0 and document_index[-1] == len(lengths)):
-        raise ConfigError(f"{path}: the document index does not run from 0 to the {len(lengths)} sequences")
+        raise InputError(f"{path}: the document index does not run from 0 to the {len(lengths)} sequences")
     if (np.diff(document_index) < 0).any():
-        raise ConfigError(f"{path}: the document index goes backwards; write the pair again")
+        raise InputError(f"{path}: the document index goes backwards; write the pair again")
 
 
 @contextmanager
@@ -228,15 +228,15 @@ class IndexedWriter:
             lengths: tokens per sequence (sentence) of it; unset = one sequence, or none when there are no tokens.
 
         Raises:
-            ConfigError: the lengths do not add up, a sequence is longer than the format can say, or (perhaps not before
+            InputError: the lengths do not add up, a sequence is longer than the format can say, or (perhaps not before
                 the block ends) an id does not fit the type.
         """
         count = len(tokens)
         if (longest := count if lengths is None else max(lengths, default=0)) > _LONGEST:
-            raise ConfigError(f"{self._prefix}: a sequence of {longest} tokens; the format holds {_LONGEST}: cut it up")
+            raise InputError(f"{self._prefix}: a sequence of {longest} tokens; the format holds {_LONGEST}: cut it up")
         if lengths is not None:
             if sum(lengths) != count:
-                raise ConfigError(f"{self._prefix}: sequence lengths {list(lengths)} for a document of {count} tokens")
+                raise InputError(f"{self._prefix}: sequence lengths {list(lengths)} for a document of {count} tokens")
             self._lengths.extend(lengths)
         elif count:
             self._lengths.append(count)
@@ -263,7 +263,7 @@ class IndexedWriter:
         limits = np.iinfo(self._dtype)
         for token, _ in self._ids.ends:
             if not limits.min <= token <= limits.max:
-                raise ConfigError(f"{self._prefix}: token id {token} does not fit {self._dtype.name}")
+                raise InputError(f"{self._prefix}: token id {token} does not fit {self._dtype.name}")
         self._bin.write(tokens.astype(self._dtype).data)
 
     def _write_index(self) -> None:

@@ -10,7 +10,7 @@ import logging
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data.cache import fingerprint, load_or_build
 from megajax.data.dataset import Batch
@@ -33,14 +33,14 @@ class InstructionDataset:
         tokenizer: ids outside its vocabulary are refused when read.
 
     Raises:
-        ConfigError: the file holds no conversations, or no answer fits into a row.
+        InputError: the file holds no conversations, or no answer fits into a row.
     """
 
     def __init__(self, selection: Selection, config: DataConfig, tokenizer: Tokenizer):
         S, lengths, bounds = config.seq_length, selection.indexed.lengths, selection.bounds
         self._indexed, self._seq_length, self._vocab_size = selection.indexed, S, tokenizer.vocab_size
         if ((bounds[:, 1] - bounds[:, 0]) % 2).any():
-            raise ConfigError(
+            raise InputError(
                 f"{selection.indexed.bin_path}: not made from conversations: give the records as data.text"
             )
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -101,7 +101,7 @@ class InstructionDataset:
 def _say_what_is_cut(where: str, tokens: np.ndarray, usable: np.ndarray, seq_length: int) -> None:
     cut, left_out = np.count_nonzero(usable & (tokens > seq_length + 1)), np.count_nonzero(~usable)
     if not usable.any():
-        raise ConfigError(f"{where} has {len(tokens)} conversations but no answer within data.seq_length {seq_length}")
+        raise InputError(f"{where} has {len(tokens)} conversations but no answer within data.seq_length {seq_length}")
     if cut or left_out:
         log.warning(
             "%s: of %d conversations %d lose their end to data.seq_length %d, %d are left out: no answer within it",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import grain
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.dataset import Batch, Dataset
 
 
@@ -27,7 +27,7 @@ class Loader:
         rows: positions within a global batch of a given size that this process needs.
 
     Raises:
-        ConfigError: the dataset ends before that.
+        InputError: the dataset ends before that.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Loader:
         while len(self) < batches:
             self._edges.append(self._edges[-1] + batch_size_at(self._edges[-1]))
         if self._edges[-1] > len(dataset):
-            raise ConfigError(
+            raise InputError(
                 f"{self._edges[-1]:,} samples are needed to the end, the sources, each read once, have "
                 f"{len(dataset):,}: name more of them, lower train.steps, or give each a weight, which reads them again"
             )

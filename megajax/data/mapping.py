@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.cache import fingerprint, load_or_build
 from megajax.data.mersenne import shuffled
 from megajax.data.selection import Selection
@@ -41,12 +41,12 @@ class SentenceMap:
         fingerprint: hash of all that the rows follow from.
 
     Raises:
-        ConfigError: no document has enough sentences; on reading, a token id outside the vocabulary.
+        InputError: no document has enough sentences; on reading, a token id outside the vocabulary.
     """
 
     def __init__(self, selection: Selection, longest: int, short_prob: float, min_sentences: int, vocab_size: int):
         if longest < 2:
-            raise ConfigError(f"data.seq_length leaves {longest} tokens for text: set a longer one")
+            raise InputError(f"data.seq_length leaves {longest} tokens for text: set a longer one")
         self._indexed, self._vocab_size = selection.indexed, vocab_size
         lengths, bounds = selection.indexed.lengths, selection.bounds
         usable = _usable_documents(bounds, lengths, min_sentences)
@@ -88,7 +88,7 @@ def _say_what_is_left_out(where: str, bounds: np.ndarray, usable: np.ndarray, mi
         sentences = "sentence" if min_sentences == 1 else "sentences"
         but = f", {long} of them with a sentence of over {_LONGEST_SENTENCE} tokens" if long else ""
         remedy = "split the text into sentences (preprocess --split-sentences)"
-        raise ConfigError(
+        raise InputError(
             f"{where} needs documents with at least {min_sentences} {sentences}; found {enough} of {len(bounds)}{but}: "
             + (f"{remedy}, or set model.pair_task=false" if min_sentences > 1 else remedy)
         )

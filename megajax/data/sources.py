@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data.blend import Source
 from megajax.data.cache import fingerprint
@@ -68,7 +68,7 @@ class Maker:
         self.scan = VocabularyScan(tokenizer.vocab_size)
         self._open = cache(self._opened)
         if kind != "gpt" and (config.mock or config.fim_rate):
-            raise ConfigError(f"data.mock and data.fim_rate are for gpt samples, not for {kind}: leave them unset")
+            raise InputError(f"data.mock and data.fim_rate are for gpt samples, not for {kind}: leave them unset")
 
     def part(self, source: Source, bounds: tuple[float, float], split: str) -> Part:
         """Take the documents of a source between two fractions of their number; a warning if that is none."""
@@ -94,7 +94,7 @@ class Maker:
             return None
         try:
             return self.dataset(part, None)
-        except ConfigError as error:  # what is wrong with the settings has shown in the training split
+        except InputError as error:  # what is wrong with the settings has shown in the training split
             if part.split == "train" or self._kind == "gpt":
                 raise
             log.warning("%s: left out", error)

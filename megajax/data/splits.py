@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 SPLITS = ("train", "valid", "test")
 
@@ -22,12 +22,12 @@ def parse_split(text: str) -> dict[str, tuple[float, float] | None]:
     try:
         sizes = [float(word) for word in words]
     except ValueError:
-        raise ConfigError(f"split {text!r}: not a list of numbers such as 969,30,1") from None
+        raise InputError(f"split {text!r}: not a list of numbers such as 969,30,1") from None
     if not 0 < len(sizes) <= len(SPLITS):
-        raise ConfigError(f"split {text!r}: {len(sizes)} sizes; give one for each of {', '.join(SPLITS)}")
+        raise InputError(f"split {text!r}: {len(sizes)} sizes; give one for each of {', '.join(SPLITS)}")
     total = sum(sizes)
     if any(not 0 <= size < math.inf for size in sizes) or total == 0:
-        raise ConfigError(f"split {text!r}: sizes must be finite, not negative and not all 0")
+        raise InputError(f"split {text!r}: sizes must be finite, not negative and not all 0")
     sizes += [0.0] * (len(SPLITS) - len(sizes))
     edges = [0.0]
     for size in sizes:

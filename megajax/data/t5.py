@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data.dataset import Batch
 from megajax.data.mapping import SentenceMap
@@ -35,19 +35,19 @@ class T5Dataset:
         tokenizer: gives the sentinels, the start (its beginning of sequence, else its padding) and the end.
 
     Raises:
-        ConfigError: the tokenizer has no sentinels or nothing to start with, or there is no document with text.
+        InputError: the tokenizer has no sentinels or nothing to start with, or there is no document with text.
     """
 
     def __init__(self, selection: Selection, config: DataConfig, tokenizer: Tokenizer):
         self._config, self._seed = config, selection.seed
         self._sentinels, self._continuations = tokenizer.sentinel_ids, tokenizer.continuations
         if not self._sentinels:
-            raise ConfigError(
+            raise InputError(
                 "t5 data marks missing spans by sentinels, and there are none: set tokenizer.extra_ids=100"
             )
         start = tokenizer.pad_id if tokenizer.bos_id is None else tokenizer.bos_id
         if start is None:
-            raise ConfigError(f"tokenizer.type {tokenizer.identity['type']} has no id for a t5 decoder to start with")
+            raise InputError(f"tokenizer.type {tokenizer.identity['type']} has no id for a t5 decoder to start with")
         self._suffix = tokenizer.suffix  # has room: the text is two tokens shorter than the sample
         self._start, self._end, self._pad = start, tokenizer.eod_id, tokenizer.pad_id or 0
         longest = config.seq_length - 2

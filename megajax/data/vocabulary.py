@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.cache import fingerprint
 from megajax.data.files import atomic_write
 
@@ -114,7 +114,7 @@ class VocabularyScan:
         """Check a file by its note, or see to it that it is looked through.
 
         Raises:
-            ConfigError: it holds an id outside the vocabulary.
+            InputError: it holds an id outside the vocabulary.
         """
         ends = _noted(indexed)
         if ends is None:
@@ -129,7 +129,7 @@ class VocabularyScan:
             share: number of this process, and how many share the work.
 
         Raises:
-            ConfigError: an id is outside the vocabulary.
+            InputError: an id is outside the vocabulary.
         """
         first, count = share
         size = _AT_START // max(1, len(self._unknown))
@@ -144,7 +144,7 @@ class VocabularyScan:
         """Look through a piece more, 16 MiB.
 
         Raises:
-            ConfigError: an id is outside the vocabulary.
+            InputError: an id is outside the vocabulary.
         """
         if self._left is None or not self._lock.acquire(blocking=False):
             return
@@ -185,8 +185,8 @@ def check_vocabulary(tokens: np.ndarray, vocab_size: int, path: Path) -> None:
             raise _outside(path, token, vocab_size)
 
 
-def _outside(path: Path, token: int, vocab_size: int, where: str = "") -> ConfigError:
-    return ConfigError(
+def _outside(path: Path, token: int, vocab_size: int, where: str = "") -> InputError:
+    return InputError(
         f"{path}: token id {token} outside the vocabulary of {vocab_size}{where}; "
         "the file was written with another tokenizer: set tokenizer.* to that one"
     )

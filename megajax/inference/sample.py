@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.config import Config
 from megajax.data.tokenizers import Tokenizer
 from megajax.data.tokenizers.tokenizer import check_text
@@ -37,7 +37,7 @@ class Options:
     """How prompts are continued.
 
     Raises:
-        ConfigError: a number is out of its range.
+        InputError: a number is out of its range.
     """
 
     tokens: int = 64
@@ -58,13 +58,13 @@ class Options:
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         if self.tokens < (0 if self.score_prompts else 1):
-            raise ConfigError(f"tokens is {self.tokens}: expected 1 or more")
+            raise InputError(f"tokens is {self.tokens}: expected 1 or more")
         if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed is {self.seed}: expected 0 to {2**32 - 1}")
+            raise InputError(f"seed is {self.seed}: expected 0 to {2**32 - 1}")
         if self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size}: expected 1 or more")
+            raise InputError(f"batch_size is {self.batch_size}: expected 1 or more")
         if not all(self.stop):
-            raise ConfigError("a stop string is empty: it would stop everything")
+            raise InputError("a stop string is empty: it would stop everything")
 
 
 class Continuation(NamedTuple):
@@ -100,12 +100,12 @@ def continue_prompts(
         options: how.
 
     Raises:
-        ConfigError: a prompt is empty or too long, or has no log-probabilities.
+        InputError: a prompt is empty or too long, or has no log-probabilities.
     """
     if not prompts or isinstance(prompts, str):
-        raise ConfigError("prompts: expected a list of at least one text")
+        raise InputError("prompts: expected a list of at least one text")
     if options.score_prompts and trained.config.model.family != "gpt":
-        raise ConfigError("a prompt that an encoder reads has no log-probabilities: leave --echo or --logprobs out")
+        raise InputError("a prompt that an encoder reads has no log-probabilities: leave --echo or --logprobs out")
     rows = [_Row(number, prompt, trained, options) for number, prompt in enumerate(prompts)]
     return (
         continuation
@@ -177,9 +177,9 @@ class _Row:
         ids, start = self.prompt_ids, self.prompt[:30]
         room = tokens if self.encoded else positions - len(ids)  # there positions are distances, without end
         if not ids:
-            raise ConfigError(f"the prompt {self.prompt!r} is empty: give at least one token")
+            raise InputError(f"the prompt {self.prompt!r} is empty: give at least one token")
         if room < min(tokens, 1):
-            raise ConfigError(
+            raise InputError(
                 f"the prompt {start!r}... has {len(ids)} tokens, which leaves no room for new ones: "
                 f"the model sees {positions} (model.max_positions)"
             )
@@ -227,15 +227,15 @@ def encode_prompt(config: Config, tokenizer: Tokenizer) -> list[int]:
     """Ids of `log.sample_prompt`; none without one. Call it before training, to fail early.
 
     Raises:
-        ConfigError: the prompt leaves no room for a continuation, the tokenizer cannot encode it, or the model does not
+        InputError: the prompt leaves no room for a continuation, the tokenizer cannot encode it, or the model does not
             continue text.
     """
     check_text(config.log.sample_prompt or "", "log.sample_prompt")
     ids = [*tokenizer.prefix, *tokenizer.encode(config.log.sample_prompt)] if config.log.sample_prompt else []
     if ids and config.model.family != "gpt":
-        raise ConfigError(f"log.sample_prompt: a {config.model.family} does not continue text: unset it")
+        raise InputError(f"log.sample_prompt: a {config.model.family} does not continue text: unset it")
     if len(ids) >= config.model.max_positions:
-        raise ConfigError(
+        raise InputError(
             f"log.sample_prompt has {len(ids)} tokens, model.max_positions is {config.model.max_positions}: shorten it"
         )
     return ids

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Sampling:
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         if not self.temperature >= 0:
-            raise ConfigError(f"temperature is {self.temperature}: expected 0 (greedy) or more")
+            raise InputError(f"temperature is {self.temperature}: expected 0 (greedy) or more")
         if self.top_k < 0:
-            raise ConfigError(f"top_k is {self.top_k}: expected 0 (off) or more")
+            raise InputError(f"top_k is {self.top_k}: expected 0 (off) or more")
         if not 0 <= self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}: expected a probability between 0 and 1")
+            raise InputError(f"top_p is {self.top_p}: expected a probability between 0 and 1")
 
 
 def choose_token(logits: jax.Array, key: jax.Array, sampling: Sampling) -> jax.Array:

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import Config, ConfigError, ParallelConfig, load_config, resolve_mesh
+from megajax.config import Config, InputError, ParallelConfig, load_config, resolve_mesh
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.corpus.chat import Chat, Message
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
@@ -82,7 +82,7 @@ class TrainedModel:
         """A prompt in which the names of special tokens stand for these, and a beginning is not doubled either.
 
         Raises:
-            ConfigError: it is no text.
+            InputError: it is no text.
         """
         check_text(text, "the prompt")
         ids = self.tokenizer.encode_marked(text)
@@ -93,7 +93,7 @@ class TrainedModel:
         """The prompt for the assistant's next answer: the ids that stood before it in training (`data.chat`).
 
         Raises:
-            ConfigError: a message has no role or text, or the chat template cannot write it.
+            InputError: a message has no role or text, or the chat template cannot write it.
         """
         said = next((message["content"] for message in reversed(messages) if message.get("role") == "user"), "")
         return Prompt(said, tuple(self._chat.prompt(messages)))
@@ -111,12 +111,12 @@ class TrainedModel:
         """Refuse ids of a text that the model has no row for: a tokenizer may know more.
 
         Raises:
-            ConfigError: it names the first.
+            InputError: it names the first.
         """
         size = self.config.model.vocab_size
         lacking = next((int(i) for i in ids if size is not None and i >= size), None)
         if lacking is not None:
-            raise ConfigError(
+            raise InputError(
                 f"{text[:30]!r} has the token {self.tokenizer.decode([lacking])!r} ({lacking}), and the model knows "
                 f"{size} (model.vocab_size): its tokenizer has {self.tokenizer.vocab_size}; leave that token out"
             )
@@ -125,13 +125,13 @@ class TrainedModel:
         """The same model with or without a beginning-of-sequence token before its texts.
 
         Raises:
-            ConfigError: the tokenizer has none.
+            InputError: the tokenizer has none.
         """
         bos = self.tokenizer.bos_id
         if not wanted:
             return replace(self, prefix=())
         if bos is None:
-            raise ConfigError("the tokenizer of this run has no beginning-of-sequence token to put before a text")
+            raise InputError("the tokenizer of this run has no beginning-of-sequence token to put before a text")
         return replace(self, prefix=(bos,))
 
 
@@ -152,24 +152,24 @@ def load_model(
         families: models that will do.
 
     Raises:
-        ConfigError: there is no such run, checkpoint or tokenizer, the mesh does not fit model or devices, or the model
+        InputError: there is no such run, checkpoint or tokenizer, the mesh does not fit model or devices, or the model
             is of another family.
     """
     run, config = open_run(run_dir, words)
     if config.model.family not in families:
         wanted = " or ".join(families)
-        raise ConfigError(f"{purpose} takes a {wanted} model, and that of {run.path} is a {config.model.family}")
+        raise InputError(f"{purpose} takes a {wanted} model, and that of {run.path} is a {config.model.family}")
     rules = replace(Rules.of(_mesh(config.parallel), config.parallel, config.model), sequence_parallel=False)
     layout = Partitioned(rules)
     tokenizer = build_tokenizer(config.tokenizer)
     shape = replace(config.model, vocab_size=config.model.vocab_size or tokenizer.vocab_size)
     config = replace(config, model=fit_vocabulary(shape, config.parallel))
     if config.data.seq_length > shape.max_positions:
-        raise ConfigError(f"data.seq_length is {config.data.seq_length}: the model sees {shape.max_positions}")
+        raise InputError(f"data.seq_length is {config.data.seq_length}: the model sees {shape.max_positions}")
     like = abstract_model(config)
     with Checkpoints(run.checkpoints(config.checkpoint), None, run.owner) as checkpoints:
         if checkpoints.latest is None:
-            raise ConfigError(f"{run.path} has no finished checkpoint: train it first")
+            raise InputError(f"{run.path} has no finished checkpoint: train it first")
         model, record = checkpoints.restore(like, rules.shardings(like), step, part="params")
     check_tokenizer(tokenizer, record, run)
     log.info("%s: weights of step %d", run.path, record["step"])
@@ -186,11 +186,11 @@ def open_run(run_dir: str | Path, words: Sequence[str] = ()) -> tuple[RunDirecto
     """A run and its configuration for use on one device, or as `words` of `CHOICES` say.
 
     Raises:
-        ConfigError: there is no such run, or a word is about something that training has settled.
+        InputError: there is no such run, or a word is about something that training has settled.
     """
     for word in words:
         if not word.startswith(CHOICES):
-            raise ConfigError(f"{word}: settled by the training; what may be given here is {', '.join(CHOICES)}...")
+            raise InputError(f"{word}: settled by the training; what may be given here is {', '.join(CHOICES)}...")
     run, config = RunDirectory.open(run_dir, [word for word in words if not word.startswith("parallel.")])
     layout = [word for word in words if word.startswith("parallel.")]
     return run, replace(config, parallel=load_config(None, ["parallel.data=1", *layout]).config.parallel)
@@ -207,7 +207,7 @@ def _mesh(parallel: ParallelConfig) -> Mesh:
     nothing = ParallelConfig()
     for key in ("pipe", "context", "chunks", "zero"):
         if getattr(parallel, key) != getattr(nothing, key):
-            raise ConfigError(f"parallel.{key} is for training: use parallel.data, fsdp, expert and tensor here")
+            raise InputError(f"parallel.{key} is for training: use parallel.data, fsdp, expert and tensor here")
     if parallel.simulate_devices:
         simulate_devices(parallel.simulate_devices)
     there = jax.device_count()
@@ -236,4 +236,4 @@ def _imported(run: RunDirectory, name: str) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
-        raise ConfigError(f"{path}: not JSON ({error})") from None
+        raise InputError(f"{path}: not JSON ({error})") from None

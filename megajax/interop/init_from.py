@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from megajax.checkpoint.store import Checkpoints
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.config import Config
 from megajax.config.load import load_run, start_values
 from megajax.config.run_files import same_paths
@@ -32,7 +32,7 @@ def start_of(config: Config) -> Mapping[str, Any]:
     """What `init_from` implies by key, where it does not name a run that is there; nothing is written.
 
     Raises:
-        ConfigError: it is neither run nor model, or a model that has no counterpart here.
+        InputError: it is neither run nor model, or a model that has no counterpart here.
     """
     if config.init_from is None or _is_run(config.init_from):
         return {}
@@ -42,7 +42,7 @@ def start_of(config: Config) -> Mapping[str, Any]:
         return start_values(load_run(run.path).config)  # it is not needed any more
     if not Path(config.init_from, "config.json").is_file():
         known = f"; {run.path} began from {names[0]}: name that, or {run.restart}" if names else ""
-        raise ConfigError(
+        raise InputError(
             f"init_from {config.init_from} is neither a run (config.yaml) nor a Hugging Face model (config.json), from "
             f"{Path.cwd()}{known}"
         )
@@ -58,7 +58,7 @@ def prepare_start(config: Config, run: RunDirectory, trained: bool) -> None:
         trained: it has begun: there is a checkpoint.
 
     Raises:
-        ConfigError: the model cannot be imported, or is not the one that the run began from.
+        InputError: the model cannot be imported, or is not the one that the run began from.
     """
     name = config.init_from
     if not trained:
@@ -89,14 +89,14 @@ def start_from(
     What came with those weights from Hugging Face goes over into `run`.
 
     Raises:
-        ConfigError: it has no checkpoint, weights of other shapes, or a larger vocabulary.
+        InputError: it has no checkpoint, weights of other shapes, or a larger vocabulary.
     """
     assert config.init_from is not None
     path = config.init_from if _is_run(config.init_from) else run.start
     start, its = RunDirectory.open(path)
     with Checkpoints(start.checkpoints(its.checkpoint), None, start.owner) as checkpoints:
         if checkpoints.latest is None:
-            raise ConfigError(f"init_from {path} has no finished checkpoint: train it first")
+            raise InputError(f"init_from {path} has no finished checkpoint: train it first")
         like, at = canonical.abstract.params, canonical.shardings.params
         params, record = checkpoints.restore(like, at, part="params")
     learned, wanted = its.model.vocab_size or record["tokenizer"]["vocab_size"], config.model.vocab_size
@@ -120,10 +120,10 @@ def grow_vocabulary(params: Any, learned: int, wanted: int, shardings: Any, path
         path: where they came from.
 
     Raises:
-        ConfigError: the vocabulary is smaller: learned rows would be lost.
+        InputError: the vocabulary is smaller: learned rows would be lost.
     """
     if wanted < learned:
-        raise ConfigError(
+        raise InputError(
             f"init_from {path} has a vocabulary of {learned} and this run one of {wanted}, without rows that were "
             f"learned: leave model.vocab_size unset, or set it to {learned} or more"
         )
@@ -157,7 +157,7 @@ def _require_start(name: str, run: RunDirectory) -> None:
         if problem is None and Path(began).name == run.start.name:  # an older version named its own import
             problem = ""
     if problem != "":
-        raise ConfigError(
+        raise InputError(
             f"{run.path} began from {began}, not from init_from {name} ({problem or 'another name'}): name that, or "
             "choose another output_dir"
         )

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.errors import JaxRuntimeError
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 GIB = 2**30
 TOLERANCE = 1.1
@@ -93,7 +93,7 @@ def explained_out_of_memory() -> Iterator[None]:
     """Turn XLA's "out of memory", from compiling or running, into one line.
 
     Raises:
-        ConfigError: needed and available bytes, and what to try.
+        InputError: needed and available bytes, and what to try.
     """
     try:
         yield
@@ -101,7 +101,7 @@ def explained_out_of_memory() -> Iterator[None]:
         line = explain_out_of_memory(str(error), device_memory())
         if line is None:
             raise
-        raise ConfigError(line) from error
+        raise InputError(line) from error
 
 
 def explain_out_of_memory(message: str, memory: DeviceMemory | None) -> str | None:

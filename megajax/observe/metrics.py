@@ -23,7 +23,7 @@ from tensorboardX import FileWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.train import LogConfig
 
 Scalars = dict[str, float]
@@ -49,7 +49,7 @@ def open_writers(config: LogConfig, output_dir: Path, resumed_step: int) -> Iter
         resumed_step: Last step of the checkpoint the run continues from; 0 = a new run. Later records are discarded.
 
     Raises:
-        ConfigError: Something is asked for but not installed, or the port is taken.
+        InputError: Something is asked for but not installed, or the port is taken.
     """
     project, port = config.wandb_project, config.prometheus_port
     makers: list[Callable[[], MetricsWriter]] = []
@@ -107,7 +107,7 @@ def _truncate_after(path: Path, last_step: int) -> list[object]:
                 record = json.loads(line)
                 step, names = record["step"], [name for name in record if name not in ("step", "samples", "timing")]
             except (ValueError, KeyError, TypeError):
-                raise ConfigError(f"{path}, line {number} is not a metrics record: move the file away") from None
+                raise InputError(f"{path}, line {number} is not a metrics record: move the file away") from None
             if step <= last_step:
                 new.write(line)
                 last = [step, *names]
@@ -144,12 +144,12 @@ def require(module: str, extra: str, key: str) -> Any:
         key: Configuration that asks for it.
 
     Raises:
-        ConfigError: It is not installed.
+        InputError: It is not installed.
     """
     try:
         return import_module(module)
     except ImportError:
-        raise ConfigError(
+        raise InputError(
             f"{key} is set but {module} is not installed: pip install 'megajax[{extra}]', or unset it"
         ) from None
 
@@ -181,7 +181,7 @@ class PrometheusWriter:
             self._server, self._thread = self._client.start_http_server(port, registry=self._registry)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"log.prometheus_port {port} cannot be served ({reason}): choose another") from error
+            raise InputError(f"log.prometheus_port {port} cannot be served ({reason}): choose another") from error
         self._gauges: dict[str, Any] = {}
 
     def write(self, step: int, samples: int, scalars: Scalars, timing: Scalars) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import jax
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.train import ProfileConfig
 
 
@@ -27,11 +27,11 @@ class ProfileWindow:
         """Nothing is written before the window opens.
 
         Raises:
-            ConfigError: the window is empty.
+            InputError: the window is empty.
         """
         start, stop = config.start, config.stop
         if stop is not None and (start is None or stop < start):
-            raise ConfigError(
+            raise InputError(
                 f"profile.stop {stop} needs a profile.start up to it, which is {start or 'unset'}: set both"
             )
         self._directory = directory

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.config import Config
 from megajax.config.model import ModelConfig
 from megajax.models.attention_kernels import CUDNN_CAN, Drop, Need, Pattern, lacking, needs_of
@@ -47,7 +47,7 @@ def choose_attention(config: Config, platform: str, arrays: Mapping[str, Array])
     """Resolve `train.attention` for devices of `platform` ("gpu" or "cpu") and batches of these `arrays`.
 
     Raises:
-        ConfigError: a kernel is forced and cannot run.
+        InputError: a kernel is forced and cannot run.
     """
     wanted, context, head_dim = config.train.attention, config.parallel.context, config.model.head_size
     if wanted == "xla":
@@ -57,7 +57,7 @@ def choose_attention(config: Config, platform: str, arrays: Mapping[str, Array])
     if wanted == "ring":
         reason = "there is one context shard (parallel.context)" if context == 1 else lacking(needs, RING_CAN)
         if reason:
-            raise ConfigError(f"train.attention=ring cannot run: {reason}; use train.attention=auto or xla")
+            raise InputError(f"train.attention=ring cannot run: {reason}; use train.attention=auto or xla")
         return Kernel("ring", "as configured")
     obstacles = {
         f"the devices are {platform}s": platform != "gpu",
@@ -67,7 +67,7 @@ def choose_attention(config: Config, platform: str, arrays: Mapping[str, Array])
     }
     reason = next((text for text, applies in obstacles.items() if applies), lacking(needs, CUDNN_CAN))
     if wanted == "cudnn" and reason:
-        raise ConfigError(f"train.attention=cudnn cannot run: {reason}; use train.attention=auto or xla")
+        raise InputError(f"train.attention=cudnn cannot run: {reason}; use train.attention=auto or xla")
     return Kernel("xla", reason) if reason else Kernel("cudnn", "flash attention: no S x S array")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.sharding import AxisType, Mesh
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.parallel import AXES
 
 MANUAL_AXES = ("pipe", "data")
@@ -21,7 +21,7 @@ def simulate_devices(count: int) -> None:
     """Make this process see `count` CPU devices. Call before anything asks JAX for a device.
 
     Raises:
-        ConfigError: devices are already in use, and another number of them.
+        InputError: devices are already in use, and another number of them.
     """
     try:
         jax.config.update("jax_platforms", "cpu")
@@ -29,7 +29,7 @@ def simulate_devices(count: int) -> None:
     except RuntimeError as error:
         if jax.default_backend() == "cpu" and jax.device_count() == count:
             return
-        raise ConfigError(
+        raise InputError(
             f"parallel.simulate_devices={count}: JAX already runs on {jax.device_count()} {jax.default_backend()} "
             "device(s) in this process: set it before the first JAX computation (restart the notebook kernel)"
         ) from error

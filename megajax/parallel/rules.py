@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
 from megajax.config.parallel import AXES, REPLICAS, ParallelConfig
 from megajax.models.parameters import annotate, logical_axes
@@ -104,7 +104,7 @@ class Rules:
         """Sharding at rest of every array of a state tree (parameters, moments, counters).
 
         Raises:
-            ConfigError: a dimension is not divisible by the mesh axes that its rule names.
+            InputError: a dimension is not divisible by the mesh axes that its rule names.
         """
         return annotate(state, self._sharding)
 
@@ -113,7 +113,7 @@ class Rules:
         for dim, axis, size in zip(range(len(axes)), axes, leaf.shape, strict=True):
             ways = self.size(*self.rule(axis).at_rest) if axis else 1
             if axis and size % ways:
-                raise ConfigError(
+                raise InputError(
                     f"{name}: dim {dim} ({axis}) has {size} entries, not divisible by "
                     f"{' x '.join(self.rule(axis).at_rest)} = {ways}: choose parallel sizes that divide it"
                 )

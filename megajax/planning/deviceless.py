@@ -20,7 +20,7 @@ from importlib.util import find_spec
 import jax
 from jax.experimental import topologies
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.gpu_settings import memory_fraction
 
 XLA_FRACTION = 0.8
@@ -75,20 +75,18 @@ def gpu_topology(name: str, devices: int, gpus_per_host: int = 8) -> list[jax.De
         gpus_per_host: GPUs that share a host.
 
     Raises:
-        ConfigError: unknown GPU, hosts that are not full, or no CUDA plugin.
+        InputError: unknown GPU, hosts that are not full, or no CUDA plugin.
     """
     if name not in TARGETS:
-        raise ConfigError(f"no compile target {name!r}: choose one of {', '.join(TARGETS)}")
+        raise InputError(f"no compile target {name!r}: choose one of {', '.join(TARGETS)}")
     per_host = min(devices, gpus_per_host)
     if per_host < 1 or devices % per_host:
-        raise ConfigError(
-            f"{devices} GPUs do not fill hosts of {gpus_per_host}: choose a multiple, or part of one host"
-        )
+        raise InputError(f"{devices} GPUs do not fill hosts of {gpus_per_host}: choose a multiple, or part of one host")
     shape = f"1x{devices // per_host}x{per_host}"
     try:
         topology = topologies.get_topology_desc(platform="cuda", target_config=_proto(TARGETS[name]), topology=shape)
     except NotImplementedError as error:
-        raise ConfigError(
+        raise InputError(
             "compiling for a GPU that is not there needs JAX's CUDA plugin (pip install 'megajax[cuda13]') and "
             "JAX_PLATFORMS=cpu, set before JAX looks for devices"
         ) from error

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from megajax.config import Config, ConfigError
+from megajax.config import Config, InputError
 from megajax.config.cli import entry_point
 from megajax.config.gpu_settings import compiler_options, gpu_type
 from megajax.config.parallel import AXES
@@ -66,10 +66,10 @@ def compile_plan(plan: Plan) -> CompiledPlan:
     """Compile a plan's step for its GPU, without JAX's CUDA plugin for simulated CPU devices.
 
     Raises:
-        ConfigError: the GPU is no compile target, there are too many devices to simulate, or the compiler died.
+        InputError: the GPU is no compile target, there are too many devices to simulate, or the compiler died.
     """
     if plan.gpus > MOST_SIMULATED and not has_compiler():
-        raise ConfigError(
+        raise InputError(
             f"compiling for {plan.gpus:,} GPUs needs JAX's CUDA plugin (pip install 'megajax[cuda13]'); simulated CPU "
             f"devices do for {MOST_SIMULATED} at most"
         )
@@ -81,7 +81,7 @@ def compile_plan(plan: Plan) -> CompiledPlan:
         check=False,
     )
     if child.returncode:
-        raise ConfigError(describe_death(child.returncode, child.stderr.decode(errors="replace")))
+        raise InputError(describe_death(child.returncode, child.stderr.decode(errors="replace")))
     answer = json.loads(child.stdout.splitlines()[-1])
     sends = tuple(Sends(op, tuple(axes), tuple(loop), *rest) for op, axes, loop, *rest in answer.pop("sends"))
     return CompiledPlan(plan, sends=sends, unused=tuple(answer.pop("unused")), **answer)
@@ -113,7 +113,7 @@ def compile_step(config: Config, gpu: str) -> CompiledStep:
         gpu: of `planning.deviceless.TARGETS`.
 
     Raises:
-        ConfigError: no such target, or no CUDA plugin to compile with.
+        InputError: no such target, or no CUDA plugin to compile with.
     """
     start = time.perf_counter()
     devices = gpu_topology(gpu, math.prod(_mesh(config).values()))

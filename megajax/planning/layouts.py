@@ -15,7 +15,7 @@ from typing import Literal
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
-from megajax.config import Config, ConfigError, ModelConfig, ParallelConfig, check_config
+from megajax.config import Config, InputError, ModelConfig, ParallelConfig, check_config
 from megajax.config.parallel import AXES, REPLICAS, fit_vocabulary
 from megajax.models.families import build_model
 from megajax.models.model import Model
@@ -51,14 +51,14 @@ def legality(model: ModelConfig, devices: int) -> Callable[[Config], bool]:
     def divides(sizes: tuple[int, ...], zero: int, whole_heads: bool) -> bool:
         try:
             divide_weights(padded, sizes, zero, whole_heads)
-        except ConfigError:
+        except InputError:
             return False
         return True
 
     def is_legal(layout: Config) -> bool:
         try:
             check_config(layout)
-        except ConfigError:
+        except InputError:
             return False
         return divides(tuple(_size(layout, axis) for axis in AXES), layout.parallel.zero, layout.parallel.whole_heads)
 
@@ -69,7 +69,7 @@ def divide_weights(model: ModelConfig, sizes: tuple[int, ...], zero: int, whole_
     """Refuse a mesh, given by the sizes of all AXES, that does not divide every weight.
 
     Raises:
-        ConfigError: names the weight, its dimension and the mesh axes.
+        InputError: names the weight, its dimension and the mesh axes.
     """
     mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     rules = replace(Rules.of(mesh, ParallelConfig(whole_heads=whole_heads), model), zero=zero)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from megajax.config import Config, ConfigError
+from megajax.config import Config, InputError
 from megajax.costs.memory import StageMemory
 from megajax.costs.weights import model_leaves
 
@@ -71,7 +71,7 @@ def megatron_memory(
         practice: of the framework.
 
     Raises:
-        ConfigError: `train.remat` names activations.
+        InputError: `train.remat` names activations.
     """
     parameters = stage_parameters(config, mesh, stage)
     at_rest = parameters / (mesh["data"] if config.parallel.zero else 1)
@@ -91,7 +91,7 @@ def check_like_megatron(config: Config) -> None:
     """Refuse what no accounting of Megatron-LM's is written for here.
 
     Raises:
-        ConfigError: names the kind of model or the key.
+        InputError: names the kind of model or the key.
     """
     lacking = {
         "model.experts: it drops tokens or pads them, as its options say": config.model.experts > 0,
@@ -100,7 +100,7 @@ def check_like_megatron(config: Config) -> None:
     }
     for reason, applies in lacking.items():
         if applies:
-            raise ConfigError(f"Megatron-LM's memory and time are not planned with {reason}; leave like=megatron out")
+            raise InputError(f"Megatron-LM's memory and time are not planned with {reason}; leave like=megatron out")
 
 
 def heaviest_stage(config: Config, mesh: Mapping[str, int], practice: Practice = MEGATRON_LM) -> StageMemory:
@@ -113,7 +113,7 @@ def stage_parameters(config: Config, mesh: Mapping[str, int], stage: int) -> flo
     """Parameters on one device of a stage. A tied embedding is on the first stage and on the last."""
     model, padding = config.model, 128 * mesh["tensor"]
     if model.vocab_size is None:
-        raise ConfigError("model.vocab_size is not known: set it, or give a tokenizer")
+        raise InputError("model.vocab_size is not known: set it, or give a tokenizer")
     vocabulary = -(-model.vocab_size // padding) * padding
     kinds = {"blocks"}
     kinds |= FIRST if stage == 0 else set()
@@ -144,7 +144,7 @@ def layer_activations(config: Config, mesh: Mapping[str, int], practice: Practic
     """Bytes that one layer and microbatch keep for the backward pass (2205.05198, table 2)."""
     remat = config.train.remat
     if remat not in ("none", "selective", "full"):
-        raise ConfigError("train.remat names activations, Megatron-LM cannot: choose none, selective or full")
+        raise InputError("train.remat names activations, Megatron-LM cannot: choose none, selective or full")
     if remat == "full":
         return _tokens(config, mesh) * 2 * config.model.hidden_size / _sequence_ways(config, mesh)
     return _outside_core(config, mesh, practice) + (_core(config, mesh) if remat == "none" else 0)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.costs.hardware import Gpu
 
 Numbers = Literal["fp8", "half", "fp32"]
@@ -37,11 +37,11 @@ def peak_flops(gpu: Gpu, numbers: Numbers) -> float:
     """Dense peak of matrix products, FLOP/s.
 
     Raises:
-        ConfigError: fp8 on a GPU that has none.
+        InputError: fp8 on a GPU that has none.
     """
     tflops = {"fp8": gpu.fp8_tflops, "half": gpu.half_tflops, "fp32": gpu.tf32_tflops}[numbers]
     if tflops is None:
-        raise ConfigError(f"{gpu.name} has no {numbers}: plan for 16-bit matrix products, or another GPU")
+        raise InputError(f"{gpu.name} has no {numbers}: plan for 16-bit matrix products, or another GPU")
     return 1e12 * tflops
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from megajax.config import Config, ConfigError, check_config, resolve_mesh
+from megajax.config import Config, InputError, check_config, resolve_mesh
 from megajax.config.gpu_settings import MEMORY_FRACTION, memory_fraction, memory_variable
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.costs.flops import AttentionConvention, Flops, count_flops
@@ -254,11 +254,11 @@ def plan(
         tokens: budget of the whole run.
 
     Raises:
-        ConfigError: unknown GPU, a kind of model that Megatron-LM's accounting lacks, or mesh, batch and model do not
+        InputError: unknown GPU, a kind of model that Megatron-LM's accounting lacks, or mesh, batch and model do not
             divide.
     """
     if not tokens > 0:
-        raise ConfigError(f"tokens is {tokens:g}: expected more than 0")
+        raise InputError(f"tokens is {tokens:g}: expected more than 0")
     if like == "megatron":
         check_like_megatron(config)
     gpu = gpu_named(gpu) if isinstance(gpu, str) else gpu
@@ -293,7 +293,7 @@ def on_gpus(config: Config, gpus: int | None = None) -> tuple[Config, dict[str, 
     if gpus is None:
         gpus = math.prod(size for axis in AXES if (size := getattr(parallel, axis)) != "auto")
     if gpus < 1:
-        raise ConfigError(f"{gpus} GPUs cannot train: give 1 or more")
+        raise InputError(f"{gpus} GPUs cannot train: give 1 or more")
     mesh = resolve_mesh(parallel, gpus)
     config = with_vocabulary(replace(config, parallel=replace(parallel, data=mesh["data"])))
     check_config(config)
@@ -310,6 +310,6 @@ def with_vocabulary(config: Config) -> Config:
     elif size is None:
         try:
             size = build_tokenizer(tokenizer).vocab_size
-        except ConfigError as error:
-            raise ConfigError(f"model.vocab_size is not known: set it, or give a tokenizer ({error})") from error
+        except InputError as error:
+            raise InputError(f"model.vocab_size is not known: set it, or give a tokenizer ({error})") from error
     return replace(config, model=fit_vocabulary(replace(model, vocab_size=size), parallel))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
-from megajax.config import Config, ConfigError
+from megajax.config import Config, InputError
 from megajax.config.parallel import AXES
 from megajax.planning.plan import Plan, plan
 
@@ -53,7 +53,7 @@ def _changed(failed: Plan, more: int, count: int) -> Iterator[tuple[Values, Plan
             try:
                 config = _set(failed.config, values)
                 yield values, plan(config, failed.gpu, failed.gpus * more, failed.like, failed.tokens)
-            except ConfigError:
+            except InputError:
                 continue
 
 

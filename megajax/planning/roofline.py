@@ -125,7 +125,7 @@ def step_time(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Traine
         trainer: which program.
 
     Raises:
-        ConfigError: the attention kernel that is asked for cannot run, or the GPU lacks the numbers.
+        InputError: the attention kernel that is asked for cannot run, or the GPU lacks the numbers.
     """
     cuts = cuts_of(config, mesh, gpu, trainer)
     cut = cuts[-1]

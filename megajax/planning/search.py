@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from megajax.config import Config, ConfigError, ParallelConfig
+from megajax.config import Config, InputError, ParallelConfig
 from megajax.config.parallel import REPLICAS, fit_vocabulary
 from megajax.costs.hardware import Gpu
 from megajax.costs.memory import GIB, heaviest
@@ -51,7 +51,7 @@ def search_layouts(config: Config, gpu: Gpu, gpus: int, tensor_across_nodes: boo
         tensor_across_nodes: also try tensor parallelism over the network, which is hardly ever faster.
 
     Raises:
-        ConfigError: no layout divides model and batch.
+        InputError: no layout divides model and batch.
     """
     widest = gpus if tensor_across_nodes else gpu.link_domain
     is_legal = legality(config.model, gpus)
@@ -62,7 +62,7 @@ def search_layouts(config: Config, gpu: Gpu, gpus: int, tensor_across_nodes: boo
         by_layout = sorted(_layouts(config, mesh, is_legal), key=_layout)
         candidates += [_best_variant(list(variants), mesh, gpu) for _, variants in groupby(by_layout, _layout)]
     if not candidates:
-        raise ConfigError(
+        raise InputError(
             f"no layout of {gpus} GPUs divides the model and train.global_batch_size "
             f"{config.train.global_batch_size}: change the batch, or the number of GPUs"
         )

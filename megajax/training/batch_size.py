@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.train import TrainConfig
 
 
@@ -45,14 +45,14 @@ class BatchSizeRamp:
         """Steps and samples of a run in all, of which some are done, with whatever batch size.
 
         Raises:
-            ConfigError: it has no step.
+            InputError: it has no step.
         """
         if train.steps:
             return train.steps, consumed + max(0, train.steps - step) * self.final
         samples = train.samples or 0
         steps = step + self.steps_for_samples(samples, consumed)
         if steps == 0:
-            raise ConfigError(f"train.samples {samples} is less than one global batch: raise it")
+            raise InputError(f"train.samples {samples} is less than one global batch: raise it")
         return steps, samples
 
     def steps_for_samples(self, samples: int, consumed: int = 0) -> int:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.config import Config
 from megajax.config.train import HealthConfig
 from megajax.data.files import atomic_write
@@ -76,14 +76,14 @@ class Returns:
         """Go on counting in `file`, if the run is `trained`: if there is a checkpoint.
 
         Raises:
-            ConfigError: the file is damaged.
+            InputError: the file is damaged.
         """
         self._file, self._first, self._counts = file, first, Counter[str]()
         if trained and file.exists():
             try:
                 self._counts.update({str(step): int(n) for step, n in json.loads(file.read_text("utf-8")).items()})
             except (ValueError, AttributeError, TypeError) as error:
-                raise ConfigError(f"{file} is damaged: delete it, and returns count from this start on") from error
+                raise InputError(f"{file} is damaged: delete it, and returns count from this start on") from error
 
     def add(self, step: int, patience: int) -> bool:
         """Count one to the checkpoint of a step; False if these are more than `patience` allows."""

@@ -27,7 +27,7 @@ from typing import Any
 from etils import epath
 
 from megajax.checkpoint.owner import Owner, belongs, holds_checkpoints, own
-from megajax.config.base import ConfigError, NotReady
+from megajax.config.base import InputError, NotReady
 from megajax.config.cluster import ClusterConfig
 from megajax.config.config import Config
 from megajax.config.keys import PATH_KEYS
@@ -107,7 +107,7 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         except (ValueError, LookupError, TypeError):
-            raise ConfigError(
+            raise InputError(
                 f"{self.identity_file} is damaged: restore it; owner.json beside the checkpoints has the same id"
             ) from None
 
@@ -123,7 +123,7 @@ class RunDirectory:
         Of several processes the `first` does it for all.
 
         Raises:
-            ConfigError: it cannot be written, or holds files that are no run.
+            InputError: it cannot be written, or holds files that are no run.
             NotReady: another process is training into it.
         """
         if not first:
@@ -131,12 +131,12 @@ class RunDirectory:
             return
         files = (path for path in self.path.rglob("*") if path.is_file())
         if not self.config_file.exists() and any(path.stem != "config" for path in files):
-            raise ConfigError(f"{self.path} holds files but no run (no config.yaml): choose another output_dir")
+            raise InputError(f"{self.path} holds files but no run (no config.yaml): choose another output_dir")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = self.path.joinpath("config.lock").open("w")
         except OSError as error:
-            raise ConfigError(f"output_dir {self.path} cannot be written ({error.strerror}): choose another") from error
+            raise InputError(f"output_dir {self.path} cannot be written ({error.strerror}): choose another") from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,10 +152,10 @@ class RunDirectory:
         Until there is a checkpoint nothing has begun, and what a start got wrong may be corrected.
 
         Raises:
-            ConfigError: it holds another run.
+            InputError: it holds another run.
         """
         if config.init_from and same_paths(config.init_from, str(self.path)):
-            raise ConfigError(f"init_from is {config.init_from}, the output_dir itself: name another run or model")
+            raise InputError(f"init_from is {config.init_from}, the output_dir itself: name another run or model")
         if not self._has_begun():
             self._write(self.config_file, dump_run(self._without_place(config), self.path))
         else:
@@ -173,11 +173,11 @@ class RunDirectory:
         """An existing run and its configuration, with `KEY=VALUE` words that override it.
 
         Raises:
-            ConfigError: there is none.
+            InputError: there is none.
         """
         run = cls(Path(path).expanduser())
         if not run.config_file.is_file():
-            raise ConfigError(f"{path} is not a run of megajax: it has no config.yaml")
+            raise InputError(f"{path} is not a run of megajax: it has no config.yaml")
         return run, load_run(run.path, overrides).config
 
     def _has_begun(self) -> bool:
@@ -197,7 +197,7 @@ class RunDirectory:
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(file)
         except OSError as error:
-            raise ConfigError(f"output_dir {self.path} cannot be written ({error.strerror}): choose another") from error
+            raise InputError(f"output_dir {self.path} cannot be written ({error.strerror}): choose another") from error
 
     def _require_same(self, before: Config, config: Config) -> None:
         old, ignored = flat_values(before), ignored_keys(before)  # as older versions took them
@@ -212,14 +212,14 @@ class RunDirectory:
                 if key in PATH_KEYS and value:
                     then, now = repr(old[key]), f"{value!r} in {Path.cwd()}"
                     remedy = f"{self.restart}, or choose another output_dir"
-                raise ConfigError(f"{self.path} holds another run: its {key} is {then}, now {now}; {remedy}")
+                raise InputError(f"{self.path} holds another run: its {key} is {then}, now {now}; {remedy}")
 
     def _require_found(self, key: str, before: Sequence[str], now: Sequence[str]) -> None:
         """Make sure that token files with relative names are here: the run may have begun in another folder."""
         for source in parse_data_path(now):
             if not Path(source.prefix).is_absolute() and not Path(f"{source.prefix}.idx").exists():
                 known = ", ".join(source.prefix for source in parse_data_path(before))
-                raise ConfigError(
+                raise InputError(
                     f"{key}: {source.prefix}.idx is not in {Path.cwd()}, and {self.path} began with {known}: "
                     f"name that, or {self.restart}"
                 )

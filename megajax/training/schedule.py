@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.optim import OptimConfig
 from megajax.config.train import TrainConfig
 
@@ -46,12 +46,12 @@ def stretches_of(train: TrainConfig, before: Sequence[Stretch], samples: int) ->
         samples: of its good steps so far.
 
     Raises:
-        ConfigError: it changes from steps to samples after its batch size has changed.
+        InputError: it changes from steps to samples after its batch size has changed.
     """
     size = train.global_batch_size
     if train.steps is None:
         if len(before) > 1:
-            raise ConfigError(
+            raise InputError(
                 "train.samples: the batch size of this run has changed, and its learning rate goes by steps since: "
                 "give its length as train.steps"
             )
@@ -92,7 +92,7 @@ class Schedule:
         """The schedule of a run of so many steps and samples in all.
 
         Raises:
-            ConfigError: The run is too long for the counter.
+            InputError: The run is too long for the counter.
         """
         _check_counter(samples)
         planned = stretches[0].planned if stretches else train.global_batch_size
@@ -109,7 +109,7 @@ class Schedule:
             global_batch_size: Samples per step.
 
         Raises:
-            ConfigError: The run is too long for the counter.
+            InputError: The run is too long for the counter.
         """
 
         def length(samples: int | None, steps: int | None) -> int:
@@ -134,7 +134,7 @@ class Schedule:
 
 def _check_counter(samples: int) -> None:
     if samples > np.iinfo(np.int32).max:
-        raise ConfigError(f"{samples} samples do not fit the int32 counter: raise data.seq_length")
+        raise InputError(f"{samples} samples do not fit the int32 counter: raise data.seq_length")
 
 
 def learning_rate(samples: ArrayLike, schedule: Schedule) -> jax.Array:

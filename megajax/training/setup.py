@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.checks import check_config
 from megajax.config.config import Config
 from megajax.config.parallel import fit_vocabulary
@@ -18,7 +18,7 @@ def fit_to_tokenizer(config: Config) -> tuple[Config, Tokenizer]:
     """Load the run's own tokenizer, and give the model the vocabulary size that it implies.
 
     Raises:
-        ConfigError: the tokenizer cannot be used, or has more ids than `model.vocab_size`.
+        InputError: the tokenizer cannot be used, or has more ids than `model.vocab_size`.
     """
     tokenizer = build_tokenizer(config.tokenizer)
     wanted = config.model.vocab_size
@@ -27,7 +27,7 @@ def fit_to_tokenizer(config: Config) -> tuple[Config, Tokenizer]:
         if config.init_from is not None:  # unset, it is that model's again
             origin = f" (that of init_from {config.init_from}, if not given beside it)"
             remedy = f"set it to {tokenizer.vocab_size} or more, or keep the tokenizer of that model"
-        raise ConfigError(
+        raise InputError(
             f"model.vocab_size is {wanted}{origin} but the tokenizer has {tokenizer.vocab_size} ids: {remedy}"
         )
     model = replace(config.model, vocab_size=wanted or tokenizer.vocab_size)
@@ -40,7 +40,7 @@ def check_tokenizer(tokenizer: Tokenizer, record: dict[str, Any], run: RunDirect
     """Refuse a checkpoint whose tokenizer gave other ids."""
     if record["tokenizer"] != tokenizer.identity:
         changed = [key for key, value in tokenizer.identity.items() if record["tokenizer"].get(key) != value]
-        raise ConfigError(
+        raise InputError(
             f"the tokenizer of {run.path} changed since its checkpoint ({', '.join(changed)}): "
             "restore the old files, or choose another output_dir"
         )

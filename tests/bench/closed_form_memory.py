@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.costs.memory import GIB, heaviest
 from megajax.planning.deviceless_step import compile_step
 from tests.bench.deviceless_memory import NODES_16, mesh_sizes, published
@@ -95,7 +95,7 @@ def main() -> int:
         memory = heaviest(config, mesh_sizes(config))
         try:
             plan = compile_step(config, "H100").step.memory_analysis()
-        except ConfigError as error:
+        except InputError as error:
             print(error, file=sys.stderr)
             return 2
         pairs = (

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.costs.memory import GIB
 from megajax.planning.compiled import CompiledPlan
 from megajax.planning.deviceless_step import compile_plan
@@ -105,7 +105,7 @@ def main(argv: list[str]) -> int:
     for family, layout in rows:
         try:
             compiled = contract(family, layout)
-        except ConfigError as error:
+        except InputError as error:
             print(f"{family:<8} {layout:<20} {error}", flush=True)
             broken = True
             continue

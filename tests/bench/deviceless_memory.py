@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import jax
 
-from megajax.config import Config, ConfigError, load_config
+from megajax.config import Config, InputError, load_config
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.planning.collectives import collectives
@@ -46,7 +46,7 @@ def main() -> int:
         config = published(preset, words)
         try:
             compiled = compile_step(config, "H100")
-        except ConfigError as error:
+        except InputError as error:
             print(error, file=sys.stderr)
             return 2
         memory = compiled.step.memory_analysis()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from megajax.checkpoint import contents
 from megajax.checkpoint.contents import read_contents, verified
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import CheckpointConfig, ConfigError
+from megajax.config import CheckpointConfig, InputError
 from megajax.config.base import NotReady
 from tests.checkpoint.small import restored_step, save_steps, small_state
 
@@ -61,7 +61,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogC
     DAMAGE[what](tmp_path / "20")
     with Checkpoints(tmp_path, None) as checkpoints:
         assert restored_step(checkpoints) == 10
-        with pytest.raises(ConfigError, match=f"{tmp_path}/20 is damaged .*{what}"):
+        with pytest.raises(InputError, match=f"{tmp_path}/20 is damaged .*{what}"):
             restored_step(checkpoints, 20)
         assert checkpoints.steps == [10, 20]
     caplog.clear()
@@ -110,7 +110,7 @@ def test_damage_everywhere_is_an_error(tmp_path: Path) -> None:
         flip(tmp_path / f"{step}/state/weight/0")
     with (
         Checkpoints(tmp_path, CheckpointConfig()) as checkpoints,
-        pytest.raises(ConfigError, match=f"every checkpoint in {tmp_path} is damaged"),
+        pytest.raises(InputError, match=f"every checkpoint in {tmp_path} is damaged"),
     ):
         restored_step(checkpoints)
 

@@ -20,7 +20,7 @@ from flax import nnx
 from megajax.checkpoint.errors import one_line
 from megajax.checkpoint.fingerprint import fingerprint
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import CheckpointConfig, ConfigError, ParallelConfig
+from megajax.config import CheckpointConfig, InputError, ParallelConfig
 from megajax.data.batch import make_batch
 from megajax.training.step import build_init
 from tests.checkpoint.small import restored_step, save_steps, shardings, small_state
@@ -37,7 +37,7 @@ import os, sys
 from pathlib import Path
 import jax.numpy as jnp
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import CheckpointConfig, ConfigError
+from megajax.config import CheckpointConfig, InputError
 """
     command = [sys.executable, "-c", head + code]
     return subprocess.run(command, text=True, capture_output=True, cwd=ROOT, timeout=120, check=False)
@@ -134,7 +134,7 @@ os.kill(os.getpid(), 9)
         assert "/20.orbax-checkpoint-tmp is the rest of a save that was interrupted" in caplog.text
         assert checkpoints.latest == 10
         state = small_state(0)
-        with pytest.raises(ConfigError, match="no finished checkpoint of step 20: finished are 10"):
+        with pytest.raises(InputError, match="no finished checkpoint of step 20: finished are 10"):
             checkpoints.restore(state, shardings(state), 20)
         checkpoints.save(20, small_state(20), {"step": 20})
         checkpoints.wait()
@@ -155,7 +155,7 @@ directory.write_text("a file where the directory was")
 try:
     checkpoints.save(2, {{"weight": jnp.ones(4)}}, {{"step": 2}})
     checkpoints.save(3, {{"weight": jnp.ones(4)}}, {{"step": 3}})
-except ConfigError as error:
+except InputError as error:
     print(error, flush=True)
     os._exit(2)
 """)
@@ -179,7 +179,7 @@ except ConfigError as error:
 )
 def test_only_what_a_user_can_mend_is_bad_input(error: Exception, is_mendable: bool) -> None:
     """The rest keeps its type: a bug shows as one, and a supervisor may start a run again after a bad minute."""
-    with pytest.raises(ConfigError if is_mendable else type(error)) as raised, one_line("saving", "free space"):
+    with pytest.raises(InputError if is_mendable else type(error)) as raised, one_line("saving", "free space"):
         raise error
     assert is_mendable == (str(raised.value) == f"saving failed ({error}): free space")
 
@@ -188,7 +188,7 @@ def test_too_many_open_files_are_no_want_of_space() -> None:
     message = (
         r"saving failed \(.*24: EMFILE Too many open files.*\): raise the limit \(ulimit -n\); otherwise free space"
     )
-    with pytest.raises(ConfigError, match=message), one_line("saving", "free space"):
+    with pytest.raises(InputError, match=message), one_line("saving", "free space"):
         raise ValueError('Error writing "w/0" [OS error 24: EMFILE Too many open files]')
 
 
@@ -202,7 +202,7 @@ def test_a_record_that_is_no_json_is_a_bug(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [None, CheckpointConfig()], ids=["read", "write"])
 def test_an_object_store_needs_its_package(config: CheckpointConfig | None) -> None:
-    with pytest.raises(ConfigError, match=r"gs://bucket/run: .*gcsfs"):
+    with pytest.raises(InputError, match=r"gs://bucket/run: .*gcsfs"):
         Checkpoints("gs://bucket/run", config)
 
 
@@ -221,7 +221,7 @@ def test_arrays_must_match_by_name_and_shape(tmp_path: Path, change: Any, messag
     """Case K15: nothing is left at its random start, and another model's checkpoint is not taken for a damaged one."""
     save_steps(tmp_path, [1])
     wanted = change(small_state(0))
-    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints, pytest.raises(ConfigError, match=message):
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints, pytest.raises(InputError, match=message):
         checkpoints.restore(wanted, shardings(wanted))
     assert (tmp_path / "1").exists()
 
@@ -232,7 +232,7 @@ def test_another_format_version_is_refused(tmp_path: Path) -> None:
         checkpoints.save(1, small_state(1), {"version": 0})
         checkpoints.wait()
         state = small_state(0)
-        with pytest.raises(ConfigError, match="format 0, this version of megajax reads 3"):
+        with pytest.raises(InputError, match="format 0, this version of megajax reads 3"):
             checkpoints.restore(state, shardings(state))
 
 
@@ -248,7 +248,7 @@ def test_a_wrong_path_is_an_error(tmp_path: Path) -> None:
         ("other", "other has no finished checkpoint of step None: finished are none"),
         ("numbered", "numbered/10 is not a checkpoint of megajax"),
     ):
-        with Checkpoints(tmp_path / name, None) as checkpoints, pytest.raises(ConfigError, match=message):
+        with Checkpoints(tmp_path / name, None) as checkpoints, pytest.raises(InputError, match=message):
             restored_step(checkpoints)
     assert not (tmp_path / "typo").exists()
 
@@ -259,7 +259,7 @@ def test_words_beyond_the_vocabulary_of_this_model(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
         checkpoints.save(1, {"table": table}, {"step": 1})
         like = {"table": table.replace(jnp.ones((4, 2)))}
-        with pytest.raises(ConfigError, match="table has words beyond the 4 rows of this model"):
+        with pytest.raises(InputError, match="table has words beyond the 4 rows of this model"):
             checkpoints.restore(like, shardings(like))
 
 
@@ -307,7 +307,7 @@ def test_room_is_looked_for_before_anything_is_computed(tmp_path: Path, caplog: 
     huge = jax.ShapeDtypeStruct((2 * free,), jnp.int8)
     most = jax.ShapeDtypeStruct((free // 2,), jnp.int8)
     with Checkpoints(tmp_path, CheckpointConfig(keep_last=2)) as checkpoints:
-        with pytest.raises(ConfigError, match=r"a checkpoint needs [\d,.]+ GiB, there are [\d,.]+ GiB free: make room"):
+        with pytest.raises(InputError, match=r"a checkpoint needs [\d,.]+ GiB, there are [\d,.]+ GiB free: make room"):
             checkpoints.check_room({"weight": huge}, saved=False)
         checkpoints.check_room({"weight": most}, saved=False)
         checkpoints.check_room({"weight": huge}, saved=True)
@@ -319,7 +319,7 @@ def test_room_is_looked_for_before_anything_is_computed(tmp_path: Path, caplog: 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
 def test_a_lack_of_room_is_told_in_numbers(number: int) -> None:
     with (
-        pytest.raises(ConfigError) as caught,
+        pytest.raises(InputError) as caught,
         one_line("saving", "make room", lambda: "a checkpoint needs 3 GiB, there are 1 GiB free"),
     ):
         raise OSError(number, os.strerror(number))

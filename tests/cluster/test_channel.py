@@ -12,7 +12,7 @@ import pytest
 from megajax.cluster.channel import Channel
 from megajax.cluster.detect import Launch
 from megajax.cluster.hub import HELLO
-from megajax.config import ClusterConfig, ConfigError
+from megajax.config import ClusterConfig, InputError
 
 SECONDS = 2
 
@@ -34,7 +34,7 @@ def meet(numbers: list[int], processes: int, visit: Callable[[Channel], object])
             found = visit(channel)
             channel.leave()
             return found
-        except ConfigError as error:
+        except InputError as error:
             return str(error)
 
     with ThreadPoolExecutor(len(numbers)) as pool:
@@ -70,7 +70,7 @@ def test_a_number_given_twice():
 def test_a_port_that_is_taken():
     with socket.create_server(("", free_port())) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} of process 0 .* another run may still be there"):
+        with pytest.raises(InputError, match=f"port {port} of process 0 .* another run may still be there"):
             Channel(Launch("test", 2, 0, f"localhost:{port}"), ClusterConfig())
 
 
@@ -83,7 +83,7 @@ def test_late_at_a_barrier():
                 channel.gather("save", seconds=1)
         finally:
             given_up.wait()
-        raise ConfigError("late")
+        raise InputError("late")
 
     line = f"process 1 ({socket.gethostname()}) did not arrive at 'save' within 1 s: look at the log there"
     assert meet([0, 1, 2], 3, visit) == [line, "late", line]

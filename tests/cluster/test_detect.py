@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megajax.cluster.detect import Launch, detect, host_names
-from megajax.config import ClusterConfig, ConfigError
+from megajax.config import ClusterConfig, InputError
 
 SLURM = {  # srun --nodes=3 --ntasks=11, on the second node
     "SLURM_JOB_ID": "5127",
@@ -140,7 +140,7 @@ LOOPBACK = {"MASTER_ADDR": "127.0.0.1"}
 )
 def test_loopback_does_not_reach_another_host(environ: dict[str, str]):
     """Case M03."""
-    with pytest.raises(ConfigError, match="is every host itself: give process 0's address"):
+    with pytest.raises(InputError, match="is every host itself: give process 0's address"):
         found(environ)
 
 
@@ -170,7 +170,7 @@ def test_loopback_on_one_host():
     ],
 )
 def test_contradictions_are_one_line(environ: dict[str, str], keys: dict[str, object], message: str):
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         found(environ, **keys)
     assert "\n" not in str(caught.value)
 

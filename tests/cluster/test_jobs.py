@@ -21,7 +21,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from megajax.cluster import Cluster, Watchdog, check_devices, detect, join
-from megajax.config import ClusterConfig, ConfigError
+from megajax.config import ClusterConfig, InputError
 from megajax.config.cli import entry_point
 
 SECONDS = 60
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
             assert again == cluster
         try:
             join(detect({}, ClusterConfig(coordinator=coordinator, processes=3, process=0)), config, identity)
-        except ConfigError as error:
+        except InputError as error:
             print(error)
 
 

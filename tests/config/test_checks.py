@@ -4,7 +4,7 @@ import pytest
 
 from megajax.config import (
     Config,
-    ConfigError,
+    InputError,
     ModelConfig,
     ParallelConfig,
     check_batch,
@@ -18,7 +18,7 @@ from megajax.config.parallel import fit_vocabulary
 
 def refusal(*words: str) -> str:
     config = load_config(None, words).config
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         check_config(config)
     return str(caught.value)
 
@@ -157,7 +157,7 @@ def test_batches_and_lengths(words, expected):
 def test_three_replicas_do_not_share_eight_samples_in_pairs():
     words = ["train.global_batch_size=8", "train.micro_batch_size=2"]
     expected = "8 is not a multiple of train.micro_batch_size 2 x data 3 x fsdp 1 = 6 (8 % 6 = 2): use 6 or 12"
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         check_batch(load_config(None, words).config, data_size=3)
     assert expected in str(caught.value)
     assert expected in refusal(*words, "parallel.data=3")
@@ -227,7 +227,7 @@ def test_a_sentencepiece_model_can_be_trained_instead_of_given():
     ],
 )
 def test_training_needs_a_length_data_and_a_vocabulary(words, expected):
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(InputError, match=expected):
         check_training(load_config(None, words.split()).config)
 
 
@@ -242,13 +242,13 @@ def test_auto_data_takes_the_devices_that_are_left():
 
 
 def test_meshes_that_do_not_take_all_devices_show_the_arithmetic():
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         resolve_mesh(ParallelConfig(tensor=3), num_devices=8)
     assert (
         "the number of devices 8 is not a multiple of pipe 1 x fsdp 1 x expert 1 x context 1 x tensor 3 = 3 (8 % 3 = 2)"
         in str(caught.value)
     )
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         resolve_mesh(ParallelConfig(data=2, tensor=2), num_devices=8)
     assert "pipe 1 x data 2 x fsdp 1 x expert 1 x context 1 x tensor 2 = 4 devices, but there are 8" in str(
         caught.value

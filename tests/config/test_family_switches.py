@@ -2,7 +2,7 @@
 
 import pytest
 
-from megajax.config import ConfigError, check_config
+from megajax.config import InputError, check_config
 from megajax.config.load import load_config
 
 T5 = (
@@ -52,7 +52,7 @@ def test_families_have_their_switches(family, words):
     ],
 )
 def test_what_a_family_has_not_is_refused(family, words, expected):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         check(family, words)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from megajax.config import Config, ConfigError, ModelConfig, dump_config, load_config
+from megajax.config import Config, InputError, ModelConfig, dump_config, load_config
 from megajax.config.keys import FIELDS, OTHER_NAMES, PATH_KEYS, SECTIONS
 
 
@@ -23,7 +23,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def refusal(path: Path | str | None = None, *words: str) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         load_config(path, words)
     message = str(caught.value)
     assert "\n" not in message

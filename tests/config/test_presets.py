@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from megajax.config import ConfigError, ModelConfig, check_config, load_config
+from megajax.config import InputError, ModelConfig, check_config, load_config
 from megajax.config.presets import CONFIGS, find_bundled, find_config, list_presets
 from megajax.costs.sizes import parameter_count, parameter_counts
 
@@ -156,9 +156,9 @@ def test_norms_of_query_and_key_heads_have_a_shift_when_layernorm_has():
 
 
 def test_the_vocabulary_has_to_be_known():
-    with pytest.raises(ConfigError, match=r"model\.vocab_size is not set"):
+    with pytest.raises(InputError, match=r"model\.vocab_size is not set"):
         parameter_count(ModelConfig())
-    with pytest.raises(ConfigError, match=r"model\.vocab_size is not known yet"):
+    with pytest.raises(InputError, match=r"model\.vocab_size is not known yet"):
         _ = ModelConfig().padded_vocab_size
 
 
@@ -222,7 +222,7 @@ def test_a_file_of_the_user_comes_first(tmp_path, monkeypatch):
     (tmp_path / "gpt2_124m.yaml").write_text("preset: configs/models/gpt2_124m.yaml\noptim.lr: 1.0\n")
     assert load_config("gpt2_124m").config.optim.lr == 1.0
     (tmp_path / "gpt2_124m.yaml").write_text("preset: gpt2_124m\n")  # beside it stands only the file itself
-    with pytest.raises(ConfigError, match="presets in a circle"):
+    with pytest.raises(InputError, match="presets in a circle"):
         load_config("gpt2_124m")
 
 
@@ -237,7 +237,7 @@ def test_a_file_of_the_user_comes_first(tmp_path, monkeypatch):
     ],
 )
 def test_a_name_that_does_not_exist_is_answered_with_those_that_do(name, hint):
-    with pytest.raises(ConfigError, match=f"configuration file {name} not found in ") as caught:
+    with pytest.raises(InputError, match=f"configuration file {name} not found in ") as caught:
         load_config(name)
     assert str(caught.value).endswith(hint)
 

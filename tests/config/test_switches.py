@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megajax.config import Config, ConfigError, check_config, load_config
+from megajax.config import Config, InputError, check_config, load_config
 from megajax.config.keys import FIELDS
 from megajax.config.optim import OptimConfig
 from megajax.config.switches import NEEDS, Needs, value_of
@@ -95,7 +95,7 @@ def test_a_key_of_the_model_changes_it_or_is_refused(name: str) -> None:
     for key, value in OTHERS.items():
         try:
             config = config_of(MODELS[name], f"model.{key}={value}" if value else "")
-        except ConfigError as error:
+        except InputError as error:
             assert "model." in str(error), (key, error)
             continue
         if program(config) == unchanged(name):
@@ -155,7 +155,7 @@ def test_a_key_is_refused_without_what_it_needs(needs: Needs, key: str) -> None:
     word = f"{key}={VALUES[key]}"
     without = wrong(needs.key, needs.values)
     config_of(without)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         config_of(without, word)
     assert str(caught.value).startswith(f"{key} is ")
     assert needs.key in str(caught.value)
@@ -171,13 +171,13 @@ def test_a_key_is_refused_without_what_it_needs(needs: Needs, key: str) -> None:
 
 def test_what_is_refused_names_the_default() -> None:
     """A preset may have set the key, which cannot be taken back then, but be given its default."""
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         config_of("optim.decay_style=constant optim.decay_steps=8")
     assert str(caught.value) == (
         "optim.decay_steps is for optim.decay_style linear or cosine or inverse_sqrt or wsd or optim.warmup_fraction, "
         "not constant: leave it at its default null (it is 8)"
     )
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         config_of("optim.warmup_init_lr=1e-5")
     assert str(caught.value) == (
         "optim.warmup_init_lr is 1e-05 without optim.warmup_steps or optim.warmup_samples or optim.warmup_fraction, to "

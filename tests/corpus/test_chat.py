@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from megajax.config import Config, ConfigError, DataConfig, TokenizerConfig
+from megajax.config import Config, DataConfig, InputError, TokenizerConfig
 from megajax.corpus.chat import Chat
 from megajax.corpus.conversations import write_conversations
 from megajax.data.indexed import IndexedDataset
@@ -142,7 +142,7 @@ def test_answers_that_a_template_changes_are_counted(tmp_path: Path, caplog: pyt
 def test_one_line_for_what_cannot_be_written(template: str, messages: list, message: str, tmp_path: Path) -> None:
     """Templates are programs of others: they reach nothing, and their errors name the record."""
     (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         write_conversations([tmp_path / "chat.jsonl"], tmp_path / "made", byte_level(tmp_path, template))
 
 
@@ -169,5 +169,5 @@ def test_a_template_of_the_users_own(tmp_path: Path) -> None:
 def test_one_line_for_files_beside_a_tokenizer(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     byte_level(tmp_path, None)
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         build_tokenizer(TokenizerConfig(type="huggingface", model=str(tmp_path / "tokenizer.json")))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from megajax import preprocess as command
-from megajax.config import ConfigError, TokenizerConfig
+from megajax.config import InputError, TokenizerConfig
 from megajax.corpus.corpus import Report, preprocess
 from megajax.corpus.readers import read_documents
 from megajax.data.indexed import IndexedDataset
@@ -86,7 +86,7 @@ def test_bad_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, mes
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": "1"}}\n\n{line}\n')
 
-    with pytest.raises(ConfigError, match=rf"a\.jsonl:3: .*{message}.*; mend it or skip bad lines"):
+    with pytest.raises(InputError, match=rf"a\.jsonl:3: .*{message}.*; mend it or skip bad lines"):
         preprocess([path], tmp_path / "out", NULL)
     assert list(tmp_path.iterdir()) == [path]
 
@@ -103,7 +103,7 @@ def test_bad_lines_can_be_skipped_and_are_counted(tmp_path: Path):
 
 def test_bytes_that_are_no_utf8_are_named(tmp_path: Path):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "\xff"}\n')
-    with pytest.raises(ConfigError, match=r"a\.jsonl:1: not JSON .*invalid start byte"):
+    with pytest.raises(InputError, match=r"a\.jsonl:1: not JSON .*invalid start byte"):
         list(read_documents([tmp_path / "a.jsonl"]))
 
 
@@ -154,7 +154,7 @@ def test_counts(tmp_path: Path, content: str, documents: int):
     if documents:
         assert preprocess([path], tmp_path / "out", NULL).documents == documents
     else:
-        with pytest.raises(ConfigError, match=r"a\.jsonl: no documents with text \(0 empty, 0 lines skipped\)"):
+        with pytest.raises(InputError, match=r"a\.jsonl: no documents with text \(0 empty, 0 lines skipped\)"):
             preprocess([path], tmp_path / "out", NULL)
         assert list(tmp_path.iterdir()) == [path]
 
@@ -170,9 +170,9 @@ def test_gzip_and_several_inputs(tmp_path: Path):
 @pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b'{"text": "1"}\n' * 99)[:-20]], ids=["not", "torn"])
 def test_unreadable_files_are_named(tmp_path: Path, content: bytes):
     (tmp_path / "a.jsonl.gz").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: cannot be read"):
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz: cannot be read"):
         list(read_documents([tmp_path / "a.jsonl.gz"]))
-    with pytest.raises(ConfigError, match=r"nowhere\.jsonl: cannot be read .*No such file"):
+    with pytest.raises(InputError, match=r"nowhere\.jsonl: cannot be read .*No such file"):
         list(read_documents(["nowhere.jsonl"]))
 
 

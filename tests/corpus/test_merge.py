@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.corpus.inspect import describe_token_files
 from megajax.corpus.merge import merge_token_files, prefixes_in
 from megajax.data.indexed import IndexedDataset, IndexedWriter
@@ -30,7 +30,7 @@ def test_token_types_are_not_mixed(write_documents, tmp_path: Path):
     write_documents([[1]], "a", np.uint16)
     write_documents([[1]], "b", np.int32)
 
-    with pytest.raises(ConfigError, match=r"b: holds int32 tokens, .*a uint16"):
+    with pytest.raises(InputError, match=r"b: holds int32 tokens, .*a uint16"):
         merge_token_files([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
     assert not list(tmp_path.glob("merged*"))
 
@@ -42,7 +42,7 @@ def test_folder_stands_for_its_pairs_by_name(write_documents, tmp_path: Path):
     assert prefixes_in(tmp_path) == [tmp_path / name for name in ("a", "b.2", "c")]
     assert prefixes_in(tmp_path / "a") == [tmp_path / "a"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="empty: no token files"):
+    with pytest.raises(InputError, match="empty: no token files"):
         prefixes_in(tmp_path / "empty")
 
 

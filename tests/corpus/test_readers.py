@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.corpus.progress import Progress
 from megajax.corpus.readers import Part, can_be_cut, input_files, optional, read_documents, read_part, whole
 
@@ -42,7 +42,7 @@ def test_bzip2_and_xz_of_several_streams(tmp_path: Path, ending: str, packer: Mo
     path.write_bytes(packer.compress(RECORDS) + packer.compress(b'{"text": "three"}\n'))
     assert list(read_documents([path])) == ["one", "two", "three"]
     path.write_bytes(packer.compress(RECORDS)[:-6])
-    with pytest.raises(ConfigError, match=rf"a\.jsonl\{ending}: cannot be read"):
+    with pytest.raises(InputError, match=rf"a\.jsonl\{ending}: cannot be read"):
         list(read_documents([path]))
 
 
@@ -63,7 +63,7 @@ def test_archives_and_misnamed_files_are_refused_by_name(tmp_path: Path):
         "bz2.jsonl": r"packed, but not named so: rename it to bz2\.jsonl\.bz2",
     }  # fmt: skip
     for name, problem in problems.items():
-        with pytest.raises(ConfigError, match=f"{name} is {problem}"):
+        with pytest.raises(InputError, match=f"{name} is {problem}"):
             list(read_documents([tmp_path / name]))
 
 
@@ -73,10 +73,10 @@ def test_folders_and_patterns(tmp_path: Path):
         (tmp_path / name).write_bytes(RECORDS)
     (tmp_path / "d.jsonl").mkdir()
     with pytest.raises(
-        ConfigError, match=rf"is a folder: name the files in it \(3 \.jsonl, 1 \.md\), as in '{tmp_path}/\*"
+        InputError, match=rf"is a folder: name the files in it \(3 \.jsonl, 1 \.md\), as in '{tmp_path}/\*"
     ):
         whole(tmp_path)
-    with pytest.raises(ConfigError, match=r"\*\.csv: no file matches"):
+    with pytest.raises(InputError, match=r"\*\.csv: no file matches"):
         input_files([tmp_path / "*.csv"])
     found = input_files([tmp_path / "[ab].jsonl", tmp_path / "c[1].jsonl", tmp_path / "notes.md"])
     assert [Path(path).name for path in found] == ["a.jsonl", "b.jsonl", "c[1].jsonl", "notes.md"]
@@ -85,7 +85,7 @@ def test_folders_and_patterns(tmp_path: Path):
 def test_a_pipe_is_refused(tmp_path: Path):
     """Its first line alone would have been read: what has no size has no parts."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="pipe is no regular file"):
+    with pytest.raises(InputError, match="pipe is no regular file"):
         whole(tmp_path / "pipe")
 
 
@@ -101,7 +101,7 @@ def test_zstandard_that_cannot_be_read_is_named(tmp_path: Path, cut: int):
     zstd = pytest.importorskip("backports.zstd")
     (tmp_path / "a.jsonl.zst").write_bytes(zstd.compress(RECORDS)[:-4] if cut else RECORDS)
 
-    with pytest.raises(ConfigError, match=r"a\.jsonl\.zst: cannot be read"):
+    with pytest.raises(InputError, match=r"a\.jsonl\.zst: cannot be read"):
         list(read_documents([tmp_path / "a.jsonl.zst"]))
 
 
@@ -117,10 +117,10 @@ def test_parquet_rows_are_documents(tmp_path: Path):
         "number": 'key "number" holds no text but 0',
         "words": r'no key "words" \(the record has: text, other, number\)',
     }.items():
-        with pytest.raises(ConfigError, match=rf"a\.parquet:1: {message}"):
+        with pytest.raises(InputError, match=rf"a\.parquet:1: {message}"):
             list(read_documents([path], key))
     path.write_bytes(b"PAR1 but no more")
-    with pytest.raises(ConfigError, match=r"a\.parquet: cannot be read"):
+    with pytest.raises(InputError, match=r"a\.parquet: cannot be read"):
         list(read_documents([path]))
 
 
@@ -137,7 +137,7 @@ def test_a_text_file_is_a_document_or_has_one_per_line(tmp_path: Path):
 def test_text_that_is_not_utf8_is_named(tmp_path: Path):
     (tmp_path / "a.txt").write_bytes(b"na\xefve")
 
-    with pytest.raises(ConfigError, match=r'a\.txt: key "text" holds no UTF-8'):
+    with pytest.raises(InputError, match=r'a\.txt: key "text" holds no UTF-8'):
         list(read_documents([tmp_path / "a.txt"]))
 
 
@@ -165,7 +165,7 @@ def test_only_files_with_lines_are_cut():
 
 
 def test_missing_library_is_named():
-    with pytest.raises(ConfigError, match=r"a\.zst: reading it needs no_such_module: pip install 'megajax\[data\]'"):
+    with pytest.raises(InputError, match=r"a\.zst: reading it needs no_such_module: pip install 'megajax\[data\]'"):
         optional("no_such_module", "a.zst: reading it")
 
 
@@ -190,5 +190,5 @@ def test_lists_of_texts_only_where_asked_for(tmp_path: Path):
     [record] = read_part(Part(path, 0, 99), ["text"])
 
     assert record.texts(["text"], lists=True) == [["one", "two"]]
-    with pytest.raises(ConfigError, match=r'key "text" holds no text but \["one", "two"\]'):
+    with pytest.raises(InputError, match=r'key "text" holds no text but \["one", "two"\]'):
         record.texts(["text"])

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from megajax.config import Config, ConfigError, DataConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
+from megajax.config import Config, DataConfig, InputError, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.costs.memory import (
     GIB,
@@ -99,12 +99,12 @@ def test_state_is_what_devices_hold(optimizer: Any, parallel: dict[str, Any]) ->
 
 def test_uneven_stages_are_refused() -> None:
     """Case T06: Megatron's [1, 2, 2, 3]; here all stages hold the same number of layers."""
-    with pytest.raises(ConfigError, match="8 layers: 3 pipeline stages x 1 chunks take multiples of 3"):
+    with pytest.raises(InputError, match="8 layers: 3 pipeline stages x 1 chunks take multiples of 3"):
         heaviest(replace(TINY, model=replace(TINY.model, vocab_size=384)), ONE | {"pipe": 3})
 
 
 def test_there_is_no_such_stage() -> None:
-    with pytest.raises(ConfigError, match="no pipeline stage 2: choose one of 0 to 1"):
+    with pytest.raises(InputError, match="no pipeline stage 2: choose one of 0 to 1"):
         stage_memory(TINY, ONE | {"pipe": 2}, 2)
 
 

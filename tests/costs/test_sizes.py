@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megajax.config import load_config
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
 from megajax.config.presets import CONFIGS
 from megajax.costs.sizes import parameter_count, parameter_counts
@@ -132,5 +132,5 @@ def kind_of(name: str) -> str:
 
 
 def test_unknown_vocabulary():
-    with pytest.raises(ConfigError, match="vocab_size is not set"):
+    with pytest.raises(InputError, match="vocab_size is not set"):
         parameter_count(ModelConfig())

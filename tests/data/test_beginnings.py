@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
-from megajax.config import Config, ConfigError, DataConfig, TokenizerConfig
+from megajax.config import Config, DataConfig, InputError, TokenizerConfig
 from megajax.corpus.corpus import preprocess
 from megajax.data.build import build_datasets
 from megajax.data.indexed import IndexedDataset
@@ -55,7 +55,7 @@ def test_sentences_of_masked_models_do_not(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_without_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer\.bos: this tokenizer of type null has no beginning"):
+    with pytest.raises(InputError, match=r"tokenizer\.bos: this tokenizer of type null has no beginning"):
         build_tokenizer(TokenizerConfig(type="null", vocab_size=5, bos=True))
 
 

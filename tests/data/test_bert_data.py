@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from megajax.config import ConfigError, DataConfig
+from megajax.config import DataConfig, InputError
 from megajax.data.bert import BertDataset
 from megajax.data.masking import draw_spans, geometric_length, inverse_length, masking_budget, whole_words
 from megajax.data.selection import Selection
@@ -188,13 +188,13 @@ def test_replacements_have_their_shares(build):
 
 def test_single_sentences_are_refused(build):
     """Case A23."""
-    with pytest.raises(ConfigError, match="needs documents with at least 2 sentences; found 0 of 2"):
+    with pytest.raises(InputError, match="needs documents with at least 2 sentences; found 0 of 2"):
         build([[[5, 6]], [[7]]], num_samples=10)
     assert len(build([[[5, 6]], [[7]]], pair_task=False, num_samples=10)) == 10
 
 
 def test_tokenizer_without_a_mask_is_refused(build, tmp_path: Path, write_documents):
-    with pytest.raises(ConfigError, match=r"tokenizer\.type null has no cls id, .*: set tokenizer\.special_ids=true"):
+    with pytest.raises(InputError, match=r"tokenizer\.type null has no cls id, .*: set tokenizer\.special_ids=true"):
         BertDataset(
             Selection(write_documents([[1, 2]]), np.arange(1), None, 1, "train", tmp_path),
             DataConfig(seq_length=16),
@@ -204,7 +204,7 @@ def test_tokenizer_without_a_mask_is_refused(build, tmp_path: Path, write_docume
 
 
 def test_ids_of_another_tokenizer_are_refused(build):
-    with pytest.raises(ConfigError, match="token id 99 outside the vocabulary of 52"):
+    with pytest.raises(InputError, match="token id 99 outside the vocabulary of 52"):
         build([[[5, 99], [7]]]).batch(np.array([0]))
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.data.blend import BlendedDataset, Source, blend_order, parse_data_path, source_sizes
 from megajax.data.chain import Chain
 
@@ -75,7 +75,7 @@ def test_data_path_grammar():
 )
 def test_bad_weights_are_named(words: list[str], message: str):
     """Case B05."""
-    with pytest.raises(ConfigError, match=f"^data path: {message}"):
+    with pytest.raises(InputError, match=f"^data path: {message}"):
         parse_data_path(words)
 
 
@@ -133,7 +133,7 @@ def test_orders_are_chained():
 
 
 def test_asking_too_much_of_a_source_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"source 2 with weight 0\.3 is asked for 4 samples and has 3"):
+    with pytest.raises(InputError, match=r"source 2 with weight 0\.3 is asked for 4 samples and has 3"):
         BlendedDataset([Numbers(0, 6), Numbers(1, 3), Numbers(2, 2)], (0.5, 0.3, 0.2), 12, tmp_path)
 
 

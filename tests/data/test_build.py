@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megajax.config import ConfigError, DataConfig
+from megajax.config import DataConfig, InputError
 from megajax.data.build import build_datasets
 from megajax.data.gpt import GPTDataset
 from megajax.data.loader import Loader
@@ -138,7 +138,7 @@ def test_held_out_splits_too_short_for_a_sample_are_left_out(write_documents, tm
 
 @pytest.mark.parametrize("settings", [{}, {"path": ("a",), "valid_path": ("b",)}])
 def test_sources_are_given_one_way(settings: dict):
-    with pytest.raises(ConfigError, match=r"set either data\.path, or data\.train_path"):
+    with pytest.raises(InputError, match=r"set either data\.path, or data\.train_path"):
         build(**settings)
 
 
@@ -162,7 +162,7 @@ def test_sources_that_are_used_up_go_on_with_weights(write_documents, tmp_path: 
     again = build_datasets(DataConfig(seq_length=4, path=paths, split="1"), {"train": 30}, **resume)["train"]
     assert len(again) == 24
     assert again.at(24).sources[0].consumed == 12
-    with pytest.raises(ConfigError, match=r"each read once, have 24: name more of them, .* or give each a weight"):
+    with pytest.raises(InputError, match=r"each read once, have 24: name more of them, .* or give each a weight"):
         Loader(again, 0, lambda _: 6, 1, 24)
     weighted = tuple(word for path in paths for word in ("1", path))
     more = build_datasets(DataConfig(seq_length=4, path=weighted, split="1"), {"train": 30}, **resume)["train"]
@@ -193,5 +193,5 @@ def test_a_split_without_a_usable_document_is_left_out(
     assert datasets["valid"] is None
     assert [message for message in caplog.messages if reason in message and message.endswith(": left out")]
     write_sentences([last], "last")
-    with pytest.raises(ConfigError, match=reason.replace("valid", "train")):
+    with pytest.raises(InputError, match=reason.replace("valid", "train")):
         build(DataConfig(**paths | {"train_path": (str(tmp_path / "last"),), "path": ()}))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megajax.config import ConfigError, DataConfig
+from megajax.config import DataConfig, InputError
 from megajax.data.build import build_datasets
 from megajax.data.consumed import Mix, Reading, TrainingData, go_on
 from megajax.data.indexed import IndexedWriter
@@ -50,7 +50,7 @@ def test_whole_sources_and_shares_are_different_mixes():
 
 def test_other_documents_under_an_old_name_are_refused():
     """Case B19."""
-    with pytest.raises(ConfigError, match=r"^B holds other documents than at the run's checkpoint"):
+    with pytest.raises(InputError, match=r"^B holds other documents than at the run's checkpoint"):
         go_on(Mix(0, (A, B)), 8, [A, replace(B, identity="another hash")])
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megajax.config import ConfigError, DataConfig
+from megajax.config import DataConfig, InputError
 from megajax.data.fim import FillInTheMiddle
 from megajax.data.gpt import GPTDataset
 from megajax.data.tokenizers import NullTokenizer, SentencePieceTokenizer, train_sentencepiece
@@ -112,7 +112,7 @@ def test_a_sample_does_not_depend_on_what_was_read_before(write_documents, tmp_p
 def test_a_tokenizer_without_the_special_tokens_is_refused():
     """The line says which are missing, and what can be done."""
     missing = r"no token <fim_prefix>, <fim_middle>, <fim_suffix> or <\|fim_prefix\|>, .*: name three .*fim_tokens"
-    with pytest.raises(ConfigError, match=missing):
+    with pytest.raises(InputError, match=missing):
         FillInTheMiddle(DataConfig(fim_rate=0.5), NullTokenizer(9), 1)
 
 
@@ -125,9 +125,9 @@ def test_tokens_of_other_names(tmp_path: Path):
     config = DataConfig(fim_rate=1, fim_tokens=("<PRE>", "<MID>", "<SUF>"))
     made = FillInTheMiddle(config, tokenizer, 1).rearranged(np.array(tokenizer.encode("hello world")), 0).tolist()
     assert [token for token in made if token >= 270] == [270, 272, 271]
-    with pytest.raises(ConfigError, match="no token <MIDDLE>: name three"):
+    with pytest.raises(InputError, match="no token <MIDDLE>: name three"):
         FillInTheMiddle(DataConfig(fim_rate=1, fim_tokens=("<PRE>", "<MIDDLE>", "<SUF>")), tokenizer, 1)
-    with pytest.raises(ConfigError, match="fim_tokens has 2 names"):
+    with pytest.raises(InputError, match="fim_tokens has 2 names"):
         FillInTheMiddle(DataConfig(fim_rate=1, fim_tokens=("<PRE>", "<SUF>")), tokenizer, 1)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.data.indexed import IndexedDataset, IndexedWriter, byte_pointers, token_dtype
 
 HEADER = struct.Struct("<9sQBQQ")
@@ -71,7 +71,7 @@ def test_width_comes_from_the_header_and_is_checked_against_the_tokens(write_doc
     raw = bytearray((tmp_path / "corpus.idx").read_bytes())
     raw[17] = 4
     (tmp_path / "corpus.idx").write_bytes(raw)
-    with pytest.raises(ConfigError, match=r"corpus\.bin: shorter than the index says: 8 bytes found, 16 expected"):
+    with pytest.raises(InputError, match=r"corpus\.bin: shorter than the index says: 8 bytes found, 16 expected"):
         IndexedDataset(tmp_path / "corpus")
 
 
@@ -110,7 +110,7 @@ def test_damaged_index_is_refused_by_name(write_documents, tmp_path: Path, conte
     assert (tmp_path / "corpus.idx").read_bytes() == pack_index()
 
     (tmp_path / "corpus.idx").write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"corpus\.idx: .*{message}"):
+    with pytest.raises(InputError, match=rf"corpus\.idx: .*{message}"):
         IndexedDataset(tmp_path / "corpus")
 
 
@@ -119,18 +119,18 @@ def test_bin_of_another_size_is_refused(write_documents, tmp_path: Path, content
     write_documents([[1, 2, 3], [4]])
     (tmp_path / "corpus.bin").write_bytes(content)
 
-    with pytest.raises(ConfigError, match=f"{size} than the index says: {len(content)} bytes found, 8 expected"):
+    with pytest.raises(InputError, match=f"{size} than the index says: {len(content)} bytes found, 8 expected"):
         IndexedDataset(tmp_path / "corpus")
 
 
 def test_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"corpus\.bin\.bin: no such file; name token files without \.bin or \.idx"):
+    with pytest.raises(InputError, match=r"corpus\.bin\.bin: no such file; name token files without \.bin or \.idx"):
         IndexedDataset(tmp_path / "corpus.bin")
 
 
 def test_ids_that_do_not_fit_leave_nothing_behind(tmp_path: Path):
     with (
-        pytest.raises(ConfigError, match="token id 65536 does not fit uint16"),
+        pytest.raises(InputError, match="token id 65536 does not fit uint16"),
         IndexedWriter(tmp_path / "corpus", np.dtype(np.uint16)) as writer,
     ):
         writer.add_document([1, 65536])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megajax.config import Config, ConfigError, DataConfig, check_config
+from megajax.config import Config, DataConfig, InputError, check_config
 from megajax.corpus.chat import render
 from megajax.corpus.conversations import write_conversations
 from megajax.data.indexed import IndexedDataset
@@ -21,7 +21,7 @@ EOD = 99
 
 def test_kind_goes_with_the_family():
     check_config(Config(data=DataConfig(kind="instruction")))
-    with pytest.raises(ConfigError, match=r"data\.kind bert does not go with model\.family gpt: use auto or gpt or"):
+    with pytest.raises(InputError, match=r"data\.kind bert does not go with model\.family gpt: use auto or gpt or"):
         check_config(Config(data=DataConfig(kind="bert")))
 
 
@@ -54,7 +54,7 @@ class TestTemplate:
         ],
     )
     def test_other_messages_are_refused(self, messages: list, message: str):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(InputError, match=message):
             render(messages)
 
 
@@ -84,13 +84,13 @@ class TestTokenFile:
     @pytest.mark.parametrize("record", [{"text": "Hi"}, ["Hi"], {"messages": "Hi"}])
     def test_bad_records_are_named(self, tmp_path: Path, tokenizer, record: object):
         path = self.write(tmp_path, {"messages": said("user: Hi", "assistant: Ho")}, record)
-        with pytest.raises(ConfigError, match=r"chat\.jsonl:2: no list of messages"):
+        with pytest.raises(InputError, match=r"chat\.jsonl:2: no list of messages"):
             write_conversations([path], tmp_path / "chat", tokenizer)
         assert list(tmp_path.iterdir()) == [path]
 
     def test_nothing_is_refused(self, tmp_path: Path, tokenizer):
         (tmp_path / "chat.jsonl").write_text("\n")
-        with pytest.raises(ConfigError, match=r"chat\.jsonl: no conversations"):
+        with pytest.raises(InputError, match=r"chat\.jsonl: no conversations"):
             write_conversations([tmp_path / "chat.jsonl"], tmp_path / "chat", tokenizer)
 
 
@@ -163,15 +163,15 @@ class TestRows:
         assert "of 3 conversations 1 lose their end to data.seq_length 4, 1 are left out" in caplog.text
 
     def test_nothing_to_learn_is_refused(self, build):
-        with pytest.raises(ConfigError, match="has 1 conversations but no answer within data"):
+        with pytest.raises(InputError, match="has 1 conversations but no answer within data"):
             build([[[8] * 5, [9]]], seq_length=4)
 
     def test_other_files_are_refused(self, build):
-        with pytest.raises(ConfigError, match=r"not made from conversations: give the records as data\.text"):
+        with pytest.raises(InputError, match=r"not made from conversations: give the records as data\.text"):
             build([[[1, 2, 3]]])
 
     def test_ids_of_another_tokenizer_are_refused(self, build):
-        with pytest.raises(ConfigError, match="token id 500 outside the vocabulary of 100"):
+        with pytest.raises(InputError, match="token id 500 outside the vocabulary of 100"):
             build([[[500], [EOD]]]).batch(np.array([0]))
 
 

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.data.loader import Loader
 
 READ_AHEAD = pytest.mark.parametrize("prefetch", [0, 3])
@@ -20,7 +20,7 @@ class Numbers:
 
     def batch(self, sample_ids: np.ndarray) -> dict[str, np.ndarray]:
         if self._bad in sample_ids:
-            raise ConfigError(f"sample {self._bad} cannot be read")
+            raise InputError(f"sample {self._bad} cannot be read")
         tokens = sample_ids[:, None] + np.arange(2)
         return {"tokens": tokens, "labels": tokens + 1, "sample_ids": sample_ids}
 
@@ -109,7 +109,7 @@ def test_reading_error_surfaces_where_it_belongs(prefetch: int):
     batches = iter(load(Numbers(20, bad=9), prefetch=prefetch))
 
     assert [next(batches)[0], next(batches)[0]] == [0, 4]
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         next(batches)
     assert str(caught.value) == "sample 9 cannot be read"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.data.mapping import SentenceMap, build_mapping
 from megajax.data.mersenne import mt19937_64, shuffled
 from megajax.data.selection import Selection
@@ -120,7 +120,7 @@ def test_equals_the_literal_walk(tmp_path_factory, documents, num_samples, longe
     options = {"longest": longest, "short_prob": 1 / one_in if one_in else 0.0, "seed": seed, "min_sentences": minimum}
     folder = tmp_path_factory.mktemp("cache")
     if not rows:
-        with pytest.raises(ConfigError, match="found"):
+        with pytest.raises(InputError, match="found"):
             sentence_map(documents, folder, num_samples=num_samples, **options)
         return
     mapping = sentence_map(documents, folder, num_samples=num_samples, **options)
@@ -151,7 +151,7 @@ def test_is_cached_by_what_it_follows_from(tmp_path: Path):
 def test_single_sentences_are_refused(tmp_path: Path):
     """Case A23."""
     message = r"train split needs documents with at least 2 sentences; found 0 of 3: .*or set model\.pair_task=false"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         sentence_map([[5], [6], []], tmp_path, num_samples=10**9)
 
 
@@ -167,7 +167,7 @@ def test_documents_with_overlong_sentences_are_counted(tmp_path: Path, caplog):
     sentence_map([[5, 513], [6, 7]], tmp_path)
     assert "left out 1 documents with a sentence of over 512 tokens" in caplog.text
 
-    with pytest.raises(ConfigError, match="found 1 of 1, 1 of them with a sentence of over 512 tokens"):
+    with pytest.raises(InputError, match="found 1 of 1, 1 of them with a sentence of over 512 tokens"):
         sentence_map([[5, 513]], tmp_path)
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from megajax.config import ConfigError, DataConfig
+from megajax.config import DataConfig, InputError
 from megajax.data.build import build_datasets
 from megajax.data.mock import MockDocuments
 from megajax.data.tokenizers import NullTokenizer
@@ -38,5 +38,5 @@ def test_no_files_are_needed_or_written(tmp_path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_mock_is_for_gpt_only():
-    with pytest.raises(ConfigError, match=r"^data\.mock and data\.fim_rate are for gpt samples, not for t5"):
+    with pytest.raises(InputError, match=r"^data\.mock and data\.fim_rate are for gpt samples, not for t5"):
         build_datasets(DataConfig(mock=True), {"train": 1}, 1, NullTokenizer(999), family="t5")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megajax.config import ConfigError, DataConfig
+from megajax.config import DataConfig, InputError
 from megajax.data.gpt import GPTDataset, build_sample_order, sample_starts
 from megajax.data.indexed import IndexedDataset, IndexedWriter
 from megajax.data.tokenizers import NullTokenizer
@@ -151,7 +151,7 @@ def test_corpus_shorter_than_a_sample_wraps(write_documents, tmp_path):
 )
 def test_too_little_text_is_an_error(write_documents, tmp_path, documents, num_samples, message: str):
     """Case B03."""
-    with pytest.raises(ConfigError, match=rf"corpus\.bin: the train split of {message}"):
+    with pytest.raises(InputError, match=rf"corpus\.bin: the train split of {message}"):
         dataset(write_documents(documents), tmp_path, num_samples, seq_length=16)
 
 
@@ -179,7 +179,7 @@ def test_numbers_past_the_end_are_empty_rows(write_documents, tmp_path):
 def test_token_outside_the_vocabulary_names_file_and_id(write_documents, tmp_path, token: int, dtype: type):
     samples = dataset(write_documents([[1, 2, token, 4, 5]], dtype=dtype), tmp_path, seq_length=4, vocab_size=50)
 
-    with pytest.raises(ConfigError, match=rf"corpus\.bin: token id {token} outside the vocabulary of 50"):
+    with pytest.raises(InputError, match=rf"corpus\.bin: token id {token} outside the vocabulary of 50"):
         samples.batch(np.array([0]))
 
 

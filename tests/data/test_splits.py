@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.data.splits import SPLITS, document_range, parse_split
 
 
@@ -51,7 +51,7 @@ def test_ranges_cover_every_document_once_in_order(sizes: list[float], documents
 
 @pytest.mark.parametrize("split", ["", "a,b", "1,2,3,4", "-1,2", "nan,1", "inf,1", "0,0,0", "1.2.3"])
 def test_unusable_splits_are_named(split: str):
-    with pytest.raises(ConfigError, match=r"^split '"):
+    with pytest.raises(InputError, match=r"^split '"):
         parse_split(split)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from megajax.config import ConfigError, DataConfig
+from megajax.config import DataConfig, InputError
 from megajax.data.selection import Selection
 from megajax.data.t5 import T5Dataset
 from megajax.data.tokenizers import NullTokenizer
@@ -167,7 +167,7 @@ def test_decoder_starts_with_padding_where_there_is_no_beginning(build):
     ],
 )
 def test_tokenizers_that_lack_something_are_refused(build, tokenizer, message: str):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         build([[[5, 6, 7]]], tokenizer=tokenizer)
 
 

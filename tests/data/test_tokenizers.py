@@ -8,7 +8,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megajax.config import ConfigError, TokenizerConfig
+from megajax.config import InputError, TokenizerConfig
 from megajax.data.tokenizers import SentencePieceTokenizer, build_tokenizer, train_sentencepiece
 
 TEXTS = ["hello world, hello there", "the world says hello\n\nand the other world too"]
@@ -48,7 +48,7 @@ class TestNull:
 
     @pytest.mark.parametrize(("text", "message"), [("1 a", "integers between spaces"), ("100", "100 is not below")])
     def test_other_text_is_refused(self, text: str, message: str):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(InputError, match=message):
             self.tokenizer.encode(text)
 
 
@@ -80,7 +80,7 @@ class TestSentencePiece:
         [([], 300, "there is none"), (TEXTS, 200, "smaller than"), (TEXTS, 9000, "too high")],
     )
     def test_training_that_cannot_work_leaves_no_file(self, tmp_path: Path, texts, size: int, message: str):
-        with pytest.raises(ConfigError, match=rf"tokenizer\.vocab_size {size}: .*{message}"):
+        with pytest.raises(InputError, match=rf"tokenizer\.vocab_size {size}: .*{message}"):
             train_sentencepiece(texts, tmp_path / "a.model", size)
         assert list(tmp_path.iterdir()) == []
 
@@ -106,7 +106,7 @@ class TestSentencePiece:
 
     def test_other_files_are_refused(self, tmp_path: Path):
         (tmp_path / "a.model").write_bytes(b"no model")
-        with pytest.raises(ConfigError, match=r"a\.model: not a SentencePiece model"):
+        with pytest.raises(InputError, match=r"a\.model: not a SentencePiece model"):
             SentencePieceTokenizer(tmp_path / "a.model")
 
 
@@ -149,7 +149,7 @@ class TestGPT2:
         config = TokenizerConfig(
             type="gpt2_bpe", vocab=str(tmp_path / "vocab.json"), merges=str(tmp_path / "merges.txt")
         )
-        with pytest.raises(ConfigError, match=r"vocab\.json: has no <\|endoftext\|>"):
+        with pytest.raises(InputError, match=r"vocab\.json: has no <\|endoftext\|>"):
             build_tokenizer(config)
 
 
@@ -196,7 +196,7 @@ class TestHuggingFace:
 
     def test_end_that_the_vocabulary_lacks_is_refused(self, tokenizer_json: Path):
         tokenizer_json.with_name("tokenizer_config.json").write_text('{"eos_token": "<end>"}')
-        with pytest.raises(ConfigError, match=r"tokenizer\.json: has no <end>; set eos_token"):
+        with pytest.raises(InputError, match=r"tokenizer\.json: has no <end>; set eos_token"):
             build_tokenizer(TokenizerConfig(type="huggingface", model=str(tokenizer_json)))
 
 
@@ -212,7 +212,7 @@ class TestHuggingFace:
     ],
 )
 def test_unusable_settings_are_named(settings: dict, message: str):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         build_tokenizer(TokenizerConfig(**settings))
 
 
@@ -223,5 +223,5 @@ def test_a_word_that_nothing_stands_for(tmp_path: Path):
     tokenizer = build_tokenizer(TokenizerConfig(type="huggingface", model=str(tmp_path / "tokenizer.json")))
     assert tokenizer.encode("a") == tokenizer.encode_marked("a") == [1]
     for read in (tokenizer.encode, tokenizer.encode_marked, lambda text: tokenizer.encode_batch([text])):
-        with pytest.raises(ConfigError, match=r"the tokenizer cannot read a text \(WordLevel error: Missing"):
+        with pytest.raises(InputError, match=r"the tokenizer cannot read a text \(WordLevel error: Missing"):
             read("b")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megajax.config import ConfigError, TokenizerConfig
+from megajax.config import InputError, TokenizerConfig
 from megajax.data.tokenizers import SentencePieceTokenizer, build_tokenizer, train_sentencepiece
 from megajax.data.tokenizers.fast import bert_wordpiece, train_wordpiece
 
@@ -75,7 +75,7 @@ class TestWordPiece:
 
     def test_other_vocabularies_are_refused(self, vocab: Path):
         vocab.write_text("\n".join(PIECES[1:4]))
-        with pytest.raises(ConfigError, match=r"vocab\.txt: has no \[PAD\], \[MASK\]: not the vocabulary of a BERT"):
+        with pytest.raises(InputError, match=r"vocab\.txt: has no \[PAD\], \[MASK\]: not the vocabulary of a BERT"):
             bert_wordpiece(vocab, lower_case=True)
 
 
@@ -90,7 +90,7 @@ class TestTrainedWordPiece:
         assert tokenizer.vocab_size <= 62
 
     def test_needs_room_for_the_letters(self, tmp_path: Path):
-        with pytest.raises(ConfigError, match=r"vocab_size 20: this text has \d+ letters and special pieces"):
+        with pytest.raises(InputError, match=r"vocab_size 20: this text has \d+ letters and special pieces"):
             train_wordpiece(TEXTS, tmp_path / "vocab.txt", 20, lower_case=True)
 
     def test_is_deterministic(self, tmp_path: Path):
@@ -149,5 +149,5 @@ class TestSentencePieceWithSpecialIds:
         """None of them is ignored."""
         from megajax.config import Config, check_config
 
-        with pytest.raises(ConfigError, match=rf"tokenizer\.{key} goes with tokenizer\.type {kind}, not null"):
+        with pytest.raises(InputError, match=rf"tokenizer\.{key} goes with tokenizer\.type {kind}, not null"):
             check_config(Config(tokenizer=TokenizerConfig(vocab_size=9, **{key: value})))

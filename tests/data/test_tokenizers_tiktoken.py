@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megajax.config import ConfigError, TokenizerConfig
+from megajax.config import InputError, TokenizerConfig
 from megajax.data.tokenizers import build_tokenizer
 
 MERGES = [b"he", b"ll", b"hell", b"hello", b" w"]
@@ -31,7 +31,7 @@ def llama3_file(tmp_path: Path) -> Path:
 
 def test_missing_library_is_named(megatron_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
-    with pytest.raises(ConfigError, match="needs the tiktoken library: pip install tiktoken"):
+    with pytest.raises(InputError, match="needs the tiktoken library: pip install tiktoken"):
         build_tokenizer(TokenizerConfig(type="tiktoken", model=str(megatron_file)))
 
 
@@ -96,5 +96,5 @@ class TestWithTheLibrary:
     )
     def test_other_files_are_refused(self, tmp_path: Path, name: str, content: str, message: str):
         (tmp_path / name).write_text(content)
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(InputError, match=message):
             build_tokenizer(TokenizerConfig(type="tiktoken", model=str(tmp_path / name)))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megajax.config import ConfigError, DataConfig
+from megajax.config import DataConfig, InputError
 from megajax.corpus.merge import merge_token_files
 from megajax.data import vocabulary
 from megajax.data.build import build_datasets
@@ -42,13 +42,13 @@ def test_a_large_id_is_found_before_a_sample_is_read(tmp_path: Path, noted: bool
         (tmp_path / "bad.ids.json").unlink()
     train_on(tmp_path / "good")
     message = r"bad.bin: token id 1001 outside the vocabulary of 1000 \(document 2\); the file was written with"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         train_on(tmp_path / "good", tmp_path / "bad")
 
 
 def test_a_negative_id_is_found(tmp_path: Path) -> None:
     write(tmp_path / "corpus", [[1, 2], [3, -7, 4]], "<i4")
-    with pytest.raises(ConfigError, match=r"token id -7 outside the vocabulary of 1000 \(document 1\)"):
+    with pytest.raises(InputError, match=r"token id -7 outside the vocabulary of 1000 \(document 1\)"):
         train_on(tmp_path / "corpus")
 
 
@@ -62,7 +62,7 @@ def test_the_first_half_gib_is_looked_through_at_the_start_and_the_rest_with_eve
     with (tmp_path / "large.idx").open("wb") as file:
         write_index(file, lambda: [Index(np.dtype("<u2"), *index)])
     data = train_on(tmp_path / "large", seq_length=1 << 20)
-    with pytest.raises(ConfigError, match="token id 5000 outside the vocabulary of 1000"):
+    with pytest.raises(InputError, match="token id 5000 outside the vocabulary of 1000"):
         for _ in range(8):
             data.batch(np.array([0]))
 
@@ -90,7 +90,7 @@ def test_every_piece_is_looked_through_by_one_of_the_processes(
                 scan.start((process, 3))
                 for _ in range(30):
                     scan.go_on()
-            except ConfigError:
+            except InputError:
                 finders.append(process)
         found.append(len(finders))
     assert found == [1] * 9
@@ -102,7 +102,7 @@ def test_a_note_is_of_its_own_contents(tmp_path: Path) -> None:
     write(tmp_path / "other", [[1, 2, 3, 5000]] * 3)
     for suffix in ("bin", "idx"):
         shutil.copy(tmp_path / f"other.{suffix}", tmp_path / f"corpus.{suffix}")
-    with pytest.raises(ConfigError, match="token id 5000"):
+    with pytest.raises(InputError, match="token id 5000"):
         train_on(tmp_path / "corpus")
 
 
@@ -117,7 +117,7 @@ def test_merged_files_have_a_note(tmp_path: Path) -> None:
 
 def test_a_folder_in_the_place_of_a_prefix_says_what_it_holds(tmp_path: Path) -> None:
     write(tmp_path / "corpus_text_document", [[1, 2]])
-    with pytest.raises(ConfigError, match=f"{tmp_path} is a folder: .* such as {tmp_path}/corpus_text_document"):
+    with pytest.raises(InputError, match=f"{tmp_path} is a folder: .* such as {tmp_path}/corpus_text_document"):
         IndexedDataset(tmp_path)
 
 
@@ -125,7 +125,7 @@ def test_a_sequence_longer_than_the_format_can_say_is_refused(tmp_path: Path) ->
     """Case V11: 2^31 tokens, of one number that stands for all."""
     tokens = np.broadcast_to(np.uint16(1), (2**31,))
     with (
-        pytest.raises(ConfigError, match="a sequence of 2147483648 tokens; the format holds 2147483647: cut it up"),
+        pytest.raises(InputError, match="a sequence of 2147483648 tokens; the format holds 2147483647: cut it up"),
         IndexedWriter(tmp_path / "corpus", np.dtype("<u2")) as writer,
     ):
         writer.add_document(tokens)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.inference.decode import begin
 from megajax.inference.sample import Continuation, Options, continue_prompts, encode_prompt, print_sample
 from megajax.inference.sampling import Sampling
@@ -134,14 +134,14 @@ def test_a_sample_after_training(loaded: TrainedModel, capsys: pytest.CaptureFix
 def test_samples_that_cannot_be(loaded: TrainedModel):
     """Said before the training begins."""
     log = replace(loaded.config.log, sample_prompt=" ".join(["5"] * 32))
-    with pytest.raises(ConfigError, match=r"log\.sample_prompt has 32 tokens, model\.max_positions is 32: shorten it"):
+    with pytest.raises(InputError, match=r"log\.sample_prompt has 32 tokens, model\.max_positions is 32: shorten it"):
         encode_prompt(replace(loaded.config, log=log), loaded.tokenizer)
     bert = replace(loaded.config, log=log, model=replace(loaded.config.model, family="bert"))
-    with pytest.raises(ConfigError, match=r"log\.sample_prompt: a bert does not continue text: unset it"):
+    with pytest.raises(InputError, match=r"log\.sample_prompt: a bert does not continue text: unset it"):
         encode_prompt(bert, loaded.tokenizer)
 
 
 @pytest.mark.parametrize("prompts", [[], "5 6"])
 def test_no_list_of_prompts(loaded: TrainedModel, prompts: list[str] | str):
-    with pytest.raises(ConfigError, match="prompts: expected a list of at least one text"):
+    with pytest.raises(InputError, match="prompts: expected a list of at least one text"):
         continue_prompts(loaded, prompts, Options())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.inference.sampling import Sampling, choose_token, keep_top_k, keep_top_p
 
 PROBABILITIES = jnp.array([1 / 8, 1 / 2, 1 / 8, 1 / 4])
@@ -55,7 +55,7 @@ def test_k_largest(k, kept):
      {"temperature": float("nan")}],
 )  # fmt: skip
 def test_values_without_meaning(bad):
-    with pytest.raises(ConfigError, match=f"{next(iter(bad))} is .*: expected"):
+    with pytest.raises(InputError, match=f"{next(iter(bad))} is .*: expected"):
         Sampling(**bad)
 
 

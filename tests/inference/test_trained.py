@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from megajax.config import ConfigError, TokenizerConfig
+from megajax.config import InputError, TokenizerConfig
 from megajax.inference.trained import TrainedModel, load_model
 from tests.made_runs import make_run
 
@@ -27,7 +27,7 @@ def test_exactly_one_beginning_of_sequence(trained: TrainedModel):
 
 
 def test_no_beginning_of_sequence_to_put(tmp_path: Path):
-    with pytest.raises(ConfigError, match="has no beginning-of-sequence token"):
+    with pytest.raises(InputError, match="has no beginning-of-sequence token"):
         load_model(make_run(tmp_path / "run")).with_bos(True)
 
 
@@ -72,10 +72,10 @@ def test_end_tokens_of_config_json(tmp_path: Path, content: dict[str, object], e
 def test_damaged_files_of_an_import(tmp_path: Path):
     run = imported(tmp_path)
     (run / "huggingface" / "generation_config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"generation_config\.json: not JSON"):
+    with pytest.raises(InputError, match=r"generation_config\.json: not JSON"):
         load_model(run)
 
 
 def test_word_for_another_run(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"model\.num_layers=3: settled by the training"):
+    with pytest.raises(InputError, match=r"model\.num_layers=3: settled by the training"):
         load_model(make_run(tmp_path / "run"), words=["model.num_layers=3"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from megajax.config import ConfigError, ModelConfig
+from megajax.config import InputError, ModelConfig
 from megajax.interop.hf.families import family_of
 from megajax.interop.hf.transfer import export_model, import_model
 from megajax.models.layout import Layout
@@ -31,7 +31,7 @@ def described(settings: dict[str, Any], tensors: list[str]) -> ModelConfig | Non
     """The model with its defaults worked out; None where it is refused, by one line."""
     try:
         model = family_of(settings).described(settings, tensors)
-    except ConfigError as error:
+    except InputError as error:
         assert "\n" not in str(error) and str(error).startswith("config.json")
         return None
     decoder = model.family == "t5" and model.num_layers

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
-from megajax.config import ConfigError, TokenizerConfig
+from megajax.config import InputError, TokenizerConfig
 from megajax.corpus.chat import Chat
 from megajax.data.tokenizers import build_tokenizer
 from megajax.inference.sample import Options, continue_prompts
@@ -140,9 +140,9 @@ def test_what_a_run_changed_goes_out_changed(tmp_path: Path, caplog: pytest.LogC
     assert "its tokenizer has 310 ids, the model 50" in caplog.text
     assert caplog.text.count("the exported tokenizer has 310 ids, the model 50") == 1, "of the one that is written anew"
     trained = load_model(tmp_path / "run0")
-    with pytest.raises(ConfigError, match=r"'.+' has the token '.+' \(\d+\), and the model knows 50"):
+    with pytest.raises(InputError, match=r"'.+' has the token '.+' \(\d+\), and the model knows 50"):
         continue_prompts(trained, ["the world"], Options(tokens=1))
-    with pytest.raises(ConfigError, match="and the model knows 50"):
+    with pytest.raises(InputError, match="and the model knows 50"):
         Scorer(trained)([Window(trained.encode("the world"), 1)])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.convert import main
 from megajax.inference.trained import load_model
 from megajax.interop.megatron.arguments import read_architecture
@@ -126,7 +126,7 @@ def test_logits_are_those_of_megatron(tmp_path: Path, case: str) -> None:
     ],
 )
 def test_what_has_no_counterpart_is_named(given: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(InputError, match=named):
         read_architecture(Namespace(**GPT | given))
 
 

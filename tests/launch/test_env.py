@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.config.gpu_settings import (
     GPUS,
     MEMORY,
@@ -51,7 +51,7 @@ def test_flags_are_merged_and_the_users_choice_stays():
     }
     assert changes("h100", given | changes("h100", given)) == {}
     assert changes(None, {}) == {}
-    with pytest.raises(ConfigError, match="no settings for GPU v100"):
+    with pytest.raises(InputError, match="no settings for GPU v100"):
         changes("v100", {})
 
 
@@ -86,7 +86,7 @@ def test_the_users_memory_wins_with_the_planner_too(monkeypatch: pytest.MonkeyPa
             assert gpu_named("h100").array_bytes == pytest.approx(0.5 * 84.9e9)
             assert f"device_memory_size: {int(84_942_979_072 * 0.5 / 0.8)}\n" in _proto(TARGETS["H100"])
         for wrong in ("half", "0", "-1", "nan", "inf"):
-            with pytest.raises(ConfigError, match=f"{name}={wrong} in the environment is no part of a GPU's memory"):
+            with pytest.raises(InputError, match=f"{name}={wrong} in the environment is no part of a GPU's memory"):
                 memory_fraction({name: wrong})
     assert memory_fraction({MEMORY: ""}) == memory_fraction({}) == MEMORY_FRACTION
 

@@ -125,7 +125,7 @@ def test_will_it_fit(tmp_path: Path):
 CELLS = [
     """
 import sys
-from megajax.config import Config, ConfigError
+from megajax.config import Config, InputError
 from megajax.train import train
 print(sys.argv[1:2])
 """,
@@ -148,7 +148,7 @@ print(train(configuration(4, simulate_devices=2, tensor=2)).step)
     """
 try:
     train(configuration(6, simulate_devices=4))
-except ConfigError as error:
+except InputError as error:
     print(error)
 """,
 ]

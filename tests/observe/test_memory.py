@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.observe import memory
 from megajax.observe.memory import (
     GIB,
@@ -89,7 +89,7 @@ def test_running_out_of_memory_is_one_line():
     """Case X05. A real failure: 64 TiB."""
     step = jax.jit(lambda x: jnp.sort(x * jnp.ones(2**44)))
     both = r"needs 70,368,744,177,664 bytes \(65536.00 GiB\) more, [\d,]+ bytes"
-    with pytest.raises(ConfigError, match=both), explained_out_of_memory():
+    with pytest.raises(InputError, match=both), explained_out_of_memory():
         step(1.0).block_until_ready()
 
 

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.train import LogConfig
 from megajax.observe.metrics import JsonlWriter, TensorBoardWriter, open_writers
 
@@ -72,7 +72,7 @@ def test_a_new_run_starts_an_empty_file(tmp_path):
 def test_a_file_that_is_no_metrics_file_is_left_alone(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 1}}\n{line}\n')
-    with pytest.raises(ConfigError, match=r"metrics.jsonl, line 2 is not a metrics record: move the file away"):
+    with pytest.raises(InputError, match=r"metrics.jsonl, line 2 is not a metrics record: move the file away"):
         JsonlWriter(path, resumed_step=1)
     assert path.read_text().endswith(f"{line}\n")
 
@@ -106,7 +106,7 @@ def test_writers_follow_the_configuration(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
 def test_missing_wandb_is_said_before_anything_is_written(tmp_path):
-    with pytest.raises(ConfigError, match=r"wandb is not installed: pip install 'megajax\[wandb\]'"):
+    with pytest.raises(InputError, match=r"wandb is not installed: pip install 'megajax\[wandb\]'"):
         open_writers(LogConfig(wandb_project="demo"), tmp_path, resumed_step=0).__enter__()
     assert not list(tmp_path.iterdir())
 
@@ -141,18 +141,18 @@ def test_a_port_in_use_is_said_before_anything_is_written(tmp_path):
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(
-            ConfigError, match=rf"log.prometheus_port {port} cannot be served \(Address already in use\)"
+            InputError, match=rf"log.prometheus_port {port} cannot be served \(Address already in use\)"
         ):
             open_writers(LogConfig(prometheus_port=port), tmp_path, resumed_step=0).__enter__()
     assert not list(tmp_path.iterdir())
 
 
 def test_no_such_port(tmp_path):
-    with pytest.raises(ConfigError, match=r"log.prometheus_port 70000 cannot be served"):
+    with pytest.raises(InputError, match=r"log.prometheus_port 70000 cannot be served"):
         open_writers(LogConfig(prometheus_port=70_000), tmp_path, resumed_step=0).__enter__()
 
 
 def test_missing_prometheus_client(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)  # as if it were not installed
-    with pytest.raises(ConfigError, match=r"prometheus_client is not installed: pip install 'megajax\[prometheus\]'"):
+    with pytest.raises(InputError, match=r"prometheus_client is not installed: pip install 'megajax\[prometheus\]'"):
         open_writers(LogConfig(prometheus_port=9090), tmp_path, resumed_step=0).__enter__()

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.train import ProfileConfig
 from megajax.observe.profile import ProfileWindow
 
@@ -64,5 +64,5 @@ def test_a_run_that_fails_inside_leaves_its_trace(tmp_path):
 
 @pytest.mark.parametrize("config", [ProfileConfig(stop=3), ProfileConfig(start=4, stop=3)])
 def test_empty_window(tmp_path, config):
-    with pytest.raises(ConfigError, match=r"profile.stop 3 needs a profile.start up to it"):
+    with pytest.raises(InputError, match=r"profile.stop 3 needs a profile.start up to it"):
         ProfileWindow(config, tmp_path)

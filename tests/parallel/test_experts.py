@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from megajax.config import ConfigError, OptimConfig, ParallelConfig, check_config
+from megajax.config import InputError, OptimConfig, ParallelConfig, check_config
 from megajax.config.parallel import AXES as MESH_AXES
 from megajax.models.experts import Weights, mixture
 from megajax.parallel.experts import Experts
@@ -118,10 +118,10 @@ def test_legal_layouts_shard_experts() -> None:
 )
 def test_what_does_not_fit_together(model: dict, parallel: dict, message: str) -> None:
     config = tiny_config(replace(MIXTURE, **model), parallel=ParallelConfig(data=1, **parallel))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         check_config(config)
 
 
 def test_a_dense_model_has_no_experts_to_shard() -> None:
-    with pytest.raises(ConfigError, match=r"parallel.expert=2 shards experts: set model.experts"):
+    with pytest.raises(InputError, match=r"parallel.expert=2 shards experts: set model.experts"):
         check_config(tiny_config(LLAMA, parallel=ParallelConfig(data=1, expert=2)))

@@ -11,7 +11,7 @@ import jax.interpreters.partial_eval as pe
 import jax.numpy as jnp
 import pytest
 
-from megajax.config import Config, ConfigError, check_config, load_config
+from megajax.config import Config, InputError, check_config, load_config
 from megajax.data.batch import batch_arrays
 from megajax.models.attention_kernels import NEEDS, Need, Pattern, alibi, cudnn_attention, needs_of
 from megajax.parallel.collectives import Collectives
@@ -152,7 +152,7 @@ def test_the_step_of_a_gpu_uses_every_array_of_its_batch(kind: str) -> None:
     ],
 )
 def test_a_forced_kernel_never_falls_back(words: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         choice(config_of(words))
     assert message in str(caught.value)
     assert "use train.attention=auto" in str(caught.value)

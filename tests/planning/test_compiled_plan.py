@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from jsonschema import Draft202012Validator
 
-from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from megajax.config import Config, DataConfig, InputError, ModelConfig, ParallelConfig, TrainConfig
 from megajax.plan import DIFFERS, main
 from megajax.planning import deviceless_step
 from megajax.planning.compiled import SIMULATED, CompiledPlan
@@ -82,20 +82,20 @@ def test_for_simulated_devices():
 @pytest.mark.skipif(has_compiler(), reason="the CUDA plugin compiles for the GPU itself")
 def test_too_many_devices_to_simulate():
     many = replace(TINY, parallel=ParallelConfig(data=128), train=replace(TINY.train, global_batch_size=256))
-    with pytest.raises(ConfigError, match=r"128 GPUs needs JAX's CUDA plugin .* do for 64 at most"):
+    with pytest.raises(InputError, match=r"128 GPUs needs JAX's CUDA plugin .* do for 64 at most"):
         compile_plan(plan(many))
 
 
 @pytest.mark.skipif(not has_compiler(), reason="without the CUDA plugin devices are simulated, whatever the GPU")
 def test_a_gpu_that_is_no_target():
-    with pytest.raises(ConfigError, match="no compile target 'H100-NVL': choose one of A100-80GB, H100, H200"):
+    with pytest.raises(InputError, match="no compile target 'H100-NVL': choose one of A100-80GB, H100, H200"):
         compile_plan(plan(TINY, "h100-nvl"))
 
 
 def test_a_compiler_that_dies(monkeypatch: pytest.MonkeyPatch):
     """A child that the system kills: `python -c` in its place, which kills itself."""
     monkeypatch.setattr(deviceless_step, "CHILD", ("-c", "import os; os.kill(os.getpid(), 9)"))
-    with pytest.raises(ConfigError, match="the compiler was killed, as the system does when memory runs out"):
+    with pytest.raises(InputError, match="the compiler was killed, as the system does when memory runs out"):
         compile_plan(plan(TINY))
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from megajax.config import Config, DataConfig, InputError, ModelConfig, ParallelConfig, TrainConfig
 from megajax.costs.hardware import find_gpu
 from megajax.parallel.mesh import build_mesh
 from megajax.parallel.rules import Rules
@@ -26,19 +26,19 @@ needs_compiler = pytest.mark.skipif(
 
 
 def test_unknown_gpu():
-    with pytest.raises(ConfigError, match="'V100': choose one of A100-80GB, H100, H200, B200, GB200"):
+    with pytest.raises(InputError, match="'V100': choose one of A100-80GB, H100, H200, B200, GB200"):
         gpu_topology("V100", 8)
 
 
 @pytest.mark.parametrize("devices", [0, 12])
 def test_hosts_are_full(devices):
-    with pytest.raises(ConfigError, match="do not fill hosts of 8"):
+    with pytest.raises(InputError, match="do not fill hosts of 8"):
         gpu_topology("H100", devices)
 
 
 @pytest.mark.skipif(has_compiler(), reason="the CUDA plugin is installed")
 def test_without_the_plugin():
-    with pytest.raises(ConfigError, match=r"pip install 'megajax\[cuda13\]'"):
+    with pytest.raises(InputError, match=r"pip install 'megajax\[cuda13\]'"):
         gpu_topology("H100", 8)
 
 

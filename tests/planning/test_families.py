@@ -10,7 +10,7 @@ import jax
 import pytest
 from jsonschema import Draft202012Validator
 
-from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from megajax.config import Config, DataConfig, InputError, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES
 from megajax.costs.memory import saved_per_layer
 from megajax.plan import main
@@ -252,5 +252,5 @@ def test_a_search_shards_experts(tmp_path, capsys: pytest.CaptureFixture[str]):
     ],
 )
 def test_no_accounting_of_megatron(model: ModelConfig, parallel: dict, message: str):
-    with pytest.raises(ConfigError, match=f"are not planned with {message}: .* leave like=megatron out"):
+    with pytest.raises(InputError, match=f"are not planned with {message}: .* leave like=megatron out"):
         plan(configured(model, **parallel), like="megatron")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from megajax.config import Config, DataConfig, InputError, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES
 from megajax.costs.sizes import parameter_count
 from megajax.planning.megatron import (
@@ -129,5 +129,5 @@ def test_the_heaviest_stage_is_the_first_or_has_the_logits() -> None:
 def test_names_of_activations_are_ours_alone() -> None:
     config = config_of(16, 2048, 24)
     named = replace(config, train=replace(config.train, remat=("qkv",)))
-    with pytest.raises(ConfigError, match="Megatron-LM cannot: choose none, selective or full"):
+    with pytest.raises(InputError, match="Megatron-LM cannot: choose none, selective or full"):
         megatron_memory(named, mesh_of(named), 0)

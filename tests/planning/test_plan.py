@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import megajax.planning
-from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig, load_config
+from megajax.config import Config, DataConfig, InputError, ModelConfig, ParallelConfig, TrainConfig, load_config
 from megajax.config.parallel import AXES
 from megajax.costs.hardware import gpu_named
 from megajax.planning.explain import causes
@@ -149,14 +149,14 @@ def test_a_remedy_fits(preset: str, gpus: int, micro_batch: int, like: str):
     ],
 )
 def test_bad_input(words: dict, message: str):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         plan(SMALL, **words)
 
 
 def test_weights_that_the_mesh_does_not_divide():
     """ZeRO-1 cuts 1024 columns over 3 replicas."""
     config = replace(SMALL, parallel=ParallelConfig(data=3, zero=1), train=replace(SMALL.train, global_batch_size=3))
-    with pytest.raises(ConfigError, match=r"has 1024 entries, not divisible by data x fsdp = 3"):
+    with pytest.raises(InputError, match=r"has 1024 entries, not divisible by data x fsdp = 3"):
         plan(config)
 
 

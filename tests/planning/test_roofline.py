@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from megajax.config import Config, DataConfig, InputError, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES
 from megajax.costs.flops import count_flops
 from megajax.costs.hardware import GPUS, Gpu, gpu_named
@@ -160,7 +160,7 @@ def test_megatron_keeps_the_head_on_the_last_stage() -> None:
 
 def test_numbers_that_the_gpu_lacks() -> None:
     config, mesh = layout()
-    with pytest.raises(ConfigError, match=r"A100-80GB has no fp8: plan for 16-bit"):
+    with pytest.raises(InputError, match=r"A100-80GB has no fp8: plan for 16-bit"):
         step_time(config, mesh, gpu_named("a100-80gb"), replace(MEGATRON, fp8=True))
     fp8, half = (step_time(config, mesh, H100, replace(MEGATRON, fp8=fp8)) for fp8 in (True, False))
     assert fp8.seconds < half.seconds
@@ -168,9 +168,7 @@ def test_numbers_that_the_gpu_lacks() -> None:
 
 
 def test_unknown_gpu() -> None:
-    with pytest.raises(
-        ConfigError, match=r"unknown GPU 'h1000': known are A100-40GB, .*; to add it, write a line into"
-    ):
+    with pytest.raises(InputError, match=r"unknown GPU 'h1000': known are A100-40GB, .*; to add it, write a line into"):
         gpu_named("h1000")
     assert gpu_named("h100") is H100
 

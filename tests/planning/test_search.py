@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from megajax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig, TrainConfig, load_config
+from megajax.config import Config, DataConfig, InputError, ModelConfig, ParallelConfig, TrainConfig, load_config
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.costs.hardware import gpu_named
 from megajax.planning.layouts import layout_name, legal_layouts
@@ -66,7 +66,7 @@ def test_tensor_stays_in_a_node_unless_asked() -> None:
 
 
 def test_no_layout() -> None:
-    with pytest.raises(ConfigError, match=r"no layout of 7 GPUs divides .*global_batch_size 32: change the batch"):
+    with pytest.raises(InputError, match=r"no layout of 7 GPUs divides .*global_batch_size 32: change the batch"):
         search_layouts(SMALL, H100, 7)
 
 

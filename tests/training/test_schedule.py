@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.optim import OptimConfig
 from megajax.config.train import TrainConfig
 from megajax.training.schedule import Schedule, Stretch, learning_rate
@@ -106,11 +106,11 @@ def test_from_config_in_samples_and_by_fraction():
 
 
 def test_a_run_beyond_the_counter_is_refused():
-    with pytest.raises(ConfigError, match="int32"):
+    with pytest.raises(InputError, match="int32"):
         Schedule.from_config(OptimConfig(), total_samples=2**31, global_batch_size=8)
     # Also where what it really reads is too much: half of the steps with a batch 4,096 times as large.
     train, stretches = TrainConfig(steps=2**21, global_batch_size=4096), (Stretch(0, 1, 1), Stretch(2**20, 4096, 1))
-    with pytest.raises(ConfigError, match="int32"):
+    with pytest.raises(InputError, match="int32"):
         Schedule.of_run(OptimConfig(), train, 2**21, 2**20 + 2**20 * 4096, stretches)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.tokenizers.tokenizer import ROLES, check_text
 
 _SETTINGS, _NAMES, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -34,7 +34,7 @@ def read_beside(file: Path) -> Beside:
     """Read the files that lie beside that of a tokenizer.
 
     Raises:
-        ConfigError: one of them is not what its name says.
+        InputError: one of them is not what its name says.
     """
     settings = _read(file.with_name(_SETTINGS))
     tokens = _read(file.with_name(_NAMES)) | settings
@@ -44,7 +44,7 @@ def read_beside(file: Path) -> Beside:
         added = {_content(token): int(i) for i, token in decoder.items()}
         added |= {name: int(i) for name, i in _read(file.with_name(_ADDED)).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{file.parent}: tokens are added, but not by id and content ({error!r})") from None
+        raise InputError(f"{file.parent}: tokens are added, but not by id and content ({error!r})") from None
     return Beside(names, added, settings.get("add_bos_token"), settings.get("add_eos_token"), _template(file, settings))
 
 
@@ -68,9 +68,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_text(path))
     except ValueError as error:
-        raise ConfigError(f"{path}: not JSON ({error})") from None
+        raise InputError(f"{path}: not JSON ({error})") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: not a JSON object")
+        raise InputError(f"{path}: not a JSON object")
     check_text(json.dumps(content, ensure_ascii=False), str(path))
     return content
 
@@ -79,9 +79,9 @@ def read_text(path: Path) -> str:
     """Read a file of text.
 
     Raises:
-        ConfigError: it cannot be read, or is not UTF-8.
+        InputError: it cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
+        raise InputError(f"{path}: cannot be read ({error})") from None

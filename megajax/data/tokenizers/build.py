@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.data import TokenizerConfig
 from megajax.config.run_files import TOKENIZER_FILES, TRAINED_TOKENIZER
 from megajax.data.tokenizers.beside import BESIDE, read_beside, read_text
@@ -23,11 +23,11 @@ def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """Load the tokenizer that a configuration names, with what it puts before texts and how it writes chats.
 
     Raises:
-        ConfigError: a field is unset, or a file is missing or no tokenizer of that type.
+        InputError: a field is unset, or a file is missing or no tokenizer of that type.
     """
     tokenizer = _load(config)
     if config.bos and tokenizer.bos_id is None:
-        raise ConfigError(f"tokenizer.bos: this tokenizer of type {config.type} has no beginning of sequence: unset it")
+        raise InputError(f"tokenizer.bos: this tokenizer of type {config.type} has no beginning of sequence: unset it")
     if config.bos is not None:
         tokenizer.prefix = (tokenizer.bos_id,) if config.bos and tokenizer.bos_id is not None else ()
     file = config.model or config.vocab
@@ -55,7 +55,7 @@ def _load(config: TokenizerConfig) -> Tokenizer:
             return RankTokenizer(_required(config, "model"), config)
         case "null":
             if config.vocab_size is None:
-                raise ConfigError("tokenizer.vocab_size is not set: tokenizer.type null needs the number of its ids")
+                raise InputError("tokenizer.vocab_size is not set: tokenizer.type null needs the number of its ids")
             return NullTokenizer(config.vocab_size, extra)
 
 
@@ -69,7 +69,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], directory: Pa
     """Train a tokenizer that `needs_training`; see `in_directory` for the name of its file.
 
     Raises:
-        ConfigError: the texts do not have that many pieces.
+        InputError: the texts do not have that many pieces.
     """
     assert config.vocab_size is not None
     _, name = TRAINED_TOKENIZER[config.type]
@@ -85,12 +85,12 @@ def tokenizer_files(config: TokenizerConfig) -> list[Path]:
     No two have the same name, so that they can be copied into one folder.
 
     Raises:
-        ConfigError: two that it names have.
+        InputError: two that it names have.
     """
     named = [Path(name) for key in TOKENIZER_FILES if (name := getattr(config, key)) is not None]
     for one, other in combinations(named, 2):
         if one.name == other.name:
-            raise ConfigError(f"{one} and {other} are files of one tokenizer, and have the same name: rename one")
+            raise InputError(f"{one} and {other} are files of one tokenizer, and have the same name: rename one")
     file = config.model or config.vocab
     beside = set(BESIDE) - {path.name for path in named}  # a template that is named takes the place of that beside
     return [*named, *(Path(file).with_name(name) for name in BESIDE if file and name in beside)]
@@ -108,7 +108,7 @@ def in_directory(config: TokenizerConfig, directory: Path) -> TokenizerConfig:
 def _required(config: TokenizerConfig, field: str) -> Path:
     value = getattr(config, field)
     if value is None:
-        raise ConfigError(f"tokenizer.{field} is not set: tokenizer.type {config.type} reads a file from there")
+        raise InputError(f"tokenizer.{field} is not set: tokenizer.type {config.type} reads a file from there")
     if not Path(value).is_file():
-        raise ConfigError(f"{value}: no such file (tokenizer.{field})")
+        raise InputError(f"{value}: no such file (tokenizer.{field})")
     return Path(value)

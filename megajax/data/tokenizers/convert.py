@@ -20,7 +20,7 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 _SPACE = "\u2581"
 _UNIGRAM, _BPE = 1, 2
@@ -35,14 +35,14 @@ def from_sentencepiece(model: bytes) -> tokenizers.Tokenizer:
     """Make the tokenizer of a serialised SentencePiece model.
 
     Raises:
-        ConfigError: the model does what the library cannot.
+        InputError: the model does what the library cannot.
     """
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
     trainer, spec = proto.trainer_spec, proto.normalizer_spec
     kinds = {_UNIGRAM: _unigram, _BPE: _bpe}
     unused = any(piece.type == _UNUSED for piece in proto.pieces)
     if trainer.model_type not in kinds or trainer.treat_whitespace_as_suffix or not spec.escape_whitespaces or unused:
-        raise ConfigError("a SentencePiece model of words or characters, with unused pieces or with spaces as suffixes")
+        raise InputError("a SentencePiece model of words or characters, with unused pieces or with spaces as suffixes")
     tokenizer = kinds[trainer.model_type](proto)
     tokenizer.normalizer = normalizers.Sequence(list(_normalizers(spec)))
     tokenizer.decoder = decoders.Sequence(list(_decoders(trainer, spec, proto.pieces[trainer.unk_id].piece)))

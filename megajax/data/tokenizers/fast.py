@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.files import write_text
 from megajax.data.tokenizers.beside import read_beside
 from megajax.data.tokenizers.tokenizer import ROLES, Tokenizer, file_identity, sentinel_names
@@ -57,7 +57,7 @@ class FastTokenizer(Tokenizer):
         """Return the ids of a text.
 
         Raises:
-            ConfigError: the vocabulary lacks a word of it, and has nothing that stands for unknown ones.
+            InputError: the vocabulary lacks a word of it, and has nothing that stands for unknown ones.
         """
         with _reading():
             return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -104,7 +104,7 @@ def _reading() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"the tokenizer cannot read a text ({error})") from None
+        raise InputError(f"the tokenizer cannot read a text ({error})") from None
 
 
 def gpt2_bpe(vocab: Path, merges: Path, extra_ids: int = 0) -> FastTokenizer:
@@ -112,12 +112,12 @@ def gpt2_bpe(vocab: Path, merges: Path, extra_ids: int = 0) -> FastTokenizer:
     try:
         model = models.BPE.from_file(str(vocab), str(merges))
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{vocab}, {merges}: not a GPT-2 vocabulary and merges ({error})") from None
+        raise InputError(f"{vocab}, {merges}: not a GPT-2 vocabulary and merges ({error})") from None
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     if tokenizer.token_to_id(_GPT2_EOD) is None:
-        raise ConfigError(f"{vocab}: has no {_GPT2_EOD} to end documents with")
+        raise InputError(f"{vocab}: has no {_GPT2_EOD} to end documents with")
     return FastTokenizer(tokenizer, {"eos": _GPT2_EOD}, "gpt2_bpe", vocab, merges, extra_ids=extra_ids)
 
 
@@ -131,7 +131,7 @@ def huggingface(path: Path, extra_ids: int = 0) -> FastTokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{path}: not a tokenizer.json ({error})") from None
+        raise InputError(f"{path}: not a tokenizer.json ({error})") from None
     beside = read_beside(path)
     lacking = [
         name for name in sorted(beside.added, key=beside.added.__getitem__) if tokenizer.token_to_id(name) is None
@@ -141,7 +141,7 @@ def huggingface(path: Path, extra_ids: int = 0) -> FastTokenizer:
     candidates = (special["eos"],) if "eos" in special else _KNOWN_EODS
     known = [name for name in candidates if tokenizer.token_to_id(name) is not None]
     if not known:
-        raise ConfigError(
+        raise InputError(
             f"{path}: has no {' or '.join(candidates)}; set eos_token in a tokenizer_config.json beside it"
         )
     special["eos"] = known[0]
@@ -173,11 +173,11 @@ def bert_wordpiece(vocab: Path, lower_case: bool, extra_ids: int = 0, append_end
     try:
         model = models.WordPiece.from_file(str(vocab), unk_token="[UNK]", max_input_chars_per_word=200)
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{vocab}: not a WordPiece vocabulary ({error})") from None
+        raise InputError(f"{vocab}: not a WordPiece vocabulary ({error})") from None
     tokenizer = _bert_pipeline(model, lower_case)
     missing = [name for name in _BERT_PIECES if tokenizer.token_to_id(name) is None]
     if missing:
-        raise ConfigError(f"{vocab}: has no {', '.join(missing)}: not the vocabulary of a BERT")
+        raise InputError(f"{vocab}: has no {', '.join(missing)}: not the vocabulary of a BERT")
     names = dict(_BERT_NAMES)
     if append_ends:
         tokenizer.add_special_tokens(["[BOS]", "[EOS]"])
@@ -203,14 +203,14 @@ def train_wordpiece(texts: Iterable[str], out_path: str | Path, vocab_size: int,
     The same texts give the same file. All of them are held in memory: train on a part of a large corpus.
 
     Raises:
-        ConfigError: the letters of the texts alone are more pieces.
+        InputError: the letters of the texts alone are more pieces.
     """
     texts = list(texts)
     # The library numbers letters as its hash table has them and breaks ties by number: give it their order
     letters = sorted(_wordpieces(texts, len(_BERT_PIECES), _BERT_PIECES, lower_case))
     given = [*_BERT_PIECES, *(piece for piece in letters if piece not in _BERT_PIECES)]
     if len(given) > vocab_size:
-        raise ConfigError(f"tokenizer.vocab_size {vocab_size}: this text has {len(given)} letters and special pieces")
+        raise InputError(f"tokenizer.vocab_size {vocab_size}: this text has {len(given)} letters and special pieces")
     pieces = _wordpieces(texts, vocab_size, given, lower_case)
     out_path = Path(out_path)
     out_path.parent.mkdir(parents=True, exist_ok=True)

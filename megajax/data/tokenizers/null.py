@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.tokenizers.tokenizer import Tokenizer, sentinel_names
 
 
@@ -24,10 +24,10 @@ class NullTokenizer(Tokenizer):
         try:
             ids = [int(word) for word in text.split()]
         except ValueError as error:
-            raise ConfigError(f"tokenizer.type null reads integers between spaces: {error}") from None
+            raise InputError(f"tokenizer.type null reads integers between spaces: {error}") from None
         for i in ids:
             if not 0 <= i < self.eod_id:
-                raise ConfigError(f"token id {i} is not below tokenizer.vocab_size {self.eod_id}")
+                raise InputError(f"token id {i} is not below tokenizer.vocab_size {self.eod_id}")
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

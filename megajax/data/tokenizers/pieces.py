@@ -10,7 +10,7 @@ from pathlib import Path
 import sentencepiece
 import tokenizers
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.files import atomic_write
 from megajax.data.tokenizers.beside import read_beside
 from megajax.data.tokenizers.convert import from_sentencepiece
@@ -34,7 +34,7 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self._model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
         except RuntimeError as error:
-            raise ConfigError(f"{path}: not a SentencePiece model ({error})") from None
+            raise InputError(f"{path}: not a SentencePiece model ({error})") from None
         beside = read_beside(path)
         self._added = self._appended(path, beside.added)
         self.bos_id, self.pad_id = _present(self._model.bos_id()), _present(self._model.pad_id())
@@ -46,7 +46,7 @@ class SentencePieceTokenizer(Tokenizer):
             if self._model.eos_id() < 0:
                 self._id("<EOS>")  # used by nothing here, but counted by Megatron
         elif self._model.eos_id() < 0:
-            raise ConfigError(f"{path}: has no end-of-sentence piece to end documents with: set tokenizer.special_ids")
+            raise InputError(f"{path}: has no end-of-sentence piece to end documents with: set tokenizer.special_ids")
         else:
             self.eod_id = self._model.eos_id()
         sentinels = sentinel_names(extra_ids)
@@ -66,12 +66,12 @@ class SentencePieceTokenizer(Tokenizer):
         """Names of the added tokens that the model itself lacks, in the order of their ids.
 
         Raises:
-            ConfigError: there are ids between them that nothing has.
+            InputError: there are ids between them that nothing has.
         """
         size = len(self._model)
         behind = sorted((i, name) for name, i in added.items() if i >= size)
         if [i for i, _ in behind] != list(range(size, size + len(behind))):
-            raise ConfigError(f"{path.parent}: ids of added tokens do not follow the {size} of {path.name} one by one")
+            raise InputError(f"{path.parent}: ids of added tokens do not follow the {size} of {path.name} one by one")
         return [name for _, name in behind]
 
     def _id(self, name: str) -> int:
@@ -123,7 +123,7 @@ def train_sentencepiece(texts: Iterable[str], out_path: str | Path, vocab_size: 
     are held in memory: train on a part of a large corpus.
 
     Raises:
-        ConfigError: there is no text, or too little or too much of it for that many pieces.
+        InputError: there is no text, or too little or too much of it for that many pieces.
     """
     model = io.BytesIO()
     try:
@@ -142,7 +142,7 @@ def train_sentencepiece(texts: Iterable[str], out_path: str | Path, vocab_size: 
         )
     except RuntimeError as error:
         reason = str(error).rpartition("] ")[2] or "there is none"
-        raise ConfigError(f"tokenizer.vocab_size {vocab_size}: not that many pieces in this text: {reason}") from None
+        raise InputError(f"tokenizer.vocab_size {vocab_size}: not that many pieces in this text: {reason}") from None
     out_path = Path(out_path)
     out_path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(out_path) as file:

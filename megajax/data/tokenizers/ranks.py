@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tokenizers
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.data import TokenizerConfig
 from megajax.data.tokenizers.convert import from_ranks
 from megajax.data.tokenizers.tokenizer import Tokenizer, file_identity, sentinel_names
@@ -40,7 +40,7 @@ class RankTokenizer(Tokenizer):
         try:
             import tiktoken  # noqa: PLC0415 - an optional dependency
         except ImportError:
-            raise ConfigError("tokenizer.type tiktoken needs the tiktoken library: pip install tiktoken") from None
+            raise InputError("tokenizer.type tiktoken needs the tiktoken library: pip install tiktoken") from None
         if path.suffix == ".json":
             ranks, special = _megatron_vocabulary(path, config)
             pattern = config.tiktoken_pattern or "v2"
@@ -89,7 +89,7 @@ def _megatron_vocabulary(path: Path, config: TokenizerConfig) -> _Vocabulary:
     """Special ids first: <unk>, <s>, </s>, ... and fillers; then the ranks, as many as the vocabulary has room for."""
     count = config.tiktoken_special_ids or 1000
     if count < len(_MEGATRON_NAMES):
-        raise ConfigError(f"tokenizer.tiktoken_special_ids {count}: at least {len(_MEGATRON_NAMES)} are in use")
+        raise InputError(f"tokenizer.tiktoken_special_ids {count}: at least {len(_MEGATRON_NAMES)} are in use")
     fillers = [f"<SPECIAL_{i}>" for i in range(len(_MEGATRON_NAMES), count)]
     special = {name: i for i, name in enumerate([*_MEGATRON_NAMES, *fillers])}
     room = (config.vocab_size or _MEGATRON_SIZE) - count
@@ -97,7 +97,7 @@ def _megatron_vocabulary(path: Path, config: TokenizerConfig) -> _Vocabulary:
         records = json.loads(path.read_text(encoding="utf-8"))[: max(room, 0)]
         ranks = {base64.b64decode(record["token_bytes"]): count + record["rank"] for record in records}
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not a list of rank and token_bytes ({error!r})") from None
+        raise InputError(f"{path}: not a list of rank and token_bytes ({error!r})") from None
     return _whole(path, ranks, count), special
 
 
@@ -107,7 +107,7 @@ def _llama3_vocabulary(path: Path, config: TokenizerConfig) -> _Vocabulary:
         lines = [line.split() for line in path.read_bytes().splitlines() if line]
         ranks = {base64.b64decode(piece): int(rank) for piece, rank in lines}
     except ValueError as error:
-        raise ConfigError(f'{path}: not lines of "base64 rank" ({error})') from None
+        raise InputError(f'{path}: not lines of "base64 rank" ({error})') from None
     reserved = (config.tiktoken_special_ids or 256) - len(_LLAMA3_NAMES)
     names = [*_LLAMA3_NAMES, *(f"<|reserved_special_token_{i}|>" for i in range(reserved))]
     return _whole(path, ranks, 0), {name: len(ranks) + i for i, name in enumerate(names)}
@@ -117,5 +117,5 @@ def _whole(path: Path, ranks: dict[bytes, int], first: int) -> dict[bytes, int]:
     """Return the ranks if none is missing and every byte has one."""
     bytes_known = all(bytes([byte]) in ranks for byte in range(256))
     if not bytes_known or set(ranks.values()) != set(range(first, first + len(ranks))):
-        raise ConfigError(f"{path}: ranks or single bytes are missing: not a tiktoken vocabulary")
+        raise InputError(f"{path}: ranks or single bytes are missing: not a tiktoken vocabulary")
     return ranks

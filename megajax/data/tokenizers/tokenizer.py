@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 Identity = dict[str, str | int]
 _SPACES = {"line ends": "\n", "tabs": "\t", "double spaces": "  "}
@@ -66,9 +66,9 @@ class Tokenizer(ABC):
         """Return a tokenizer of the `tokenizers` library that gives the same ids, nothing put around a text.
 
         Raises:
-            ConfigError: the library has none.
+            InputError: the library has none.
         """
-        raise ConfigError(f"a tokenizer of type {self.identity['type']} has no counterpart in the tokenizers library")
+        raise InputError(f"a tokenizer of type {self.identity['type']} has no counterpart in the tokenizers library")
 
     def id_for(self, role: str) -> int | None:
         """Return the id of the special token of a role (`ROLES`); None where there is none."""
@@ -98,7 +98,7 @@ class Tokenizer(ABC):
         """Return the kinds of space that become the same ids as a single one, by name, and how each is written."""
         try:
             single, *others = self.encode_batch(["a b", *(f"a{spaces}b" for spaces in _SPACES.values())])
-        except ConfigError:  # letters are no text here
+        except InputError:  # letters are no text here
             return {}
         unknown = set(single) == {self.unk_id}
         return {name: _SPACES[name] for name, ids in zip(_SPACES, others, strict=True) if ids == single and not unknown}
@@ -117,14 +117,12 @@ def check_text(text: str, what: str) -> None:
     """Refuse what no tokenizer can read: half a surrogate pair, which bytes that are no UTF-8 become as well.
 
     Raises:
-        ConfigError: it names `what`.
+        InputError: it names `what`.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"{what} is no text at character {error.start}: half a surrogate pair, or not UTF-8"
-        ) from None
+        raise InputError(f"{what} is no text at character {error.start}: half a surrogate pair, or not UTF-8") from None
 
 
 def sentinel_names(count: int) -> list[str]:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.corpus.readers import read_documents
 from megajax.inference.tasks.scoring import Scorer, Window, check_stride, windows
 from megajax.inference.trained import TrainedModel
@@ -44,7 +44,7 @@ def evaluate_documents(
         overlapping_eval: stride of a document's windows; None = no overlap.
 
     Raises:
-        ConfigError: the file cannot be read or holds nothing to predict, or the stride fits no window.
+        InputError: the file cannot be read or holds nothing to predict, or the stride fits no window.
     """
     length = trained.config.data.seq_length
     stride = check_stride(overlapping_eval, length)
@@ -57,7 +57,7 @@ def evaluate_documents(
         pieces += windows(ids, length, stride)
         documents, size, tokens = documents + 1, size + len(text.encode()), tokens + len(ids) - 1
     if not tokens:
-        raise ConfigError(f"{path}: no document has two tokens, of which one could be predicted")
+        raise InputError(f"{path}: no document has two tokens, of which one could be predicted")
     total = sum(scores.loss for scores in scorer(pieces))
     loss = total / tokens
     return Documents(loss, math.exp(loss), total / math.log(2) / size, tokens, documents)

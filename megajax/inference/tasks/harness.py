@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.config.cli import entry_point
 from megajax.corpus.chat import Chat
 from megajax.inference.sample import Options, continue_prompts
@@ -90,7 +90,7 @@ class HarnessModel:
         begins texts, which is not scored if the continuation itself begins with it.
 
         Raises:
-            ConfigError: one of the two has no token of its own, or the continuation is longer than what the model sees.
+            InputError: one of the two has no token of its own, or the continuation is longer than what the model sees.
         """
         if context:
             stripped = context.rstrip()
@@ -101,12 +101,12 @@ class HarnessModel:
             before = added[:1] if added[:1] == [self.beginning] else [self.beginning]
             added = added[1:] if added[:1] == [self.beginning] else added
         if not before or not added:
-            raise ConfigError(
+            raise InputError(
                 f"context {context[-40:]!r} and continuation {continuation[:40]!r} have {len(before)} and {len(added)} "
                 "tokens: each needs one; begin the continuation with a space, or where a word does"
             )
         if len(added) > self.length:
-            raise ConfigError(
+            raise InputError(
                 f"the continuation {continuation[:40]!r} has {len(added)} tokens: "
                 f"the model sees {self.length} (model.max_positions)"
             )
@@ -120,7 +120,7 @@ class HarnessModel:
         """A conversation as text, in which names of special tokens are these from now on; open at the end.
 
         Raises:
-            ConfigError: the tokenizer has no chat template.
+            InputError: the tokenizer has no chat template.
         """
         self.chats = True
         text = Chat(self.trained.tokenizer).text(chat_history, opened=add_generation_prompt)
@@ -151,18 +151,18 @@ class HarnessModel:
         """The harness's `gen_kwargs` in our terms.
 
         Raises:
-            ConfigError: there is no room for a context before that many tokens, or no temperature to draw at.
+            InputError: there is no room for a context before that many tokens, or no temperature to draw at.
         """
         until = wanted.get("until") or []
         temperature = float(wanted.get("temperature", 0.0))
         drawn = wanted.get("do_sample", temperature > 0)
         if drawn and not temperature:
-            raise ConfigError("gen_kwargs: do_sample=true needs a temperature above 0")
+            raise InputError("gen_kwargs: do_sample=true needs a temperature above 0")
         sampling = Sampling(temperature if drawn else 0.0, wanted.get("top_k", 0), wanted.get("top_p", 1.0))
         names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
         tokens = next((int(wanted[name]) for name in names if name in wanted), MAX_NEW_TOKENS)
         if tokens >= self.length:
-            raise ConfigError(
+            raise InputError(
                 f"gen_kwargs: {tokens} new tokens leave no room for a context: the model sees {self.length} "
                 f"(model.max_positions); set max_gen_toks"
             )
@@ -186,13 +186,13 @@ def registered() -> type:
     """The model class as the harness knows it, under the name `megajax`.
 
     Raises:
-        ConfigError: lm-evaluation-harness is not installed.
+        InputError: lm-evaluation-harness is not installed.
     """
     try:
         from lm_eval.api.model import LM  # noqa: PLC0415 - an option that few have installed
         from lm_eval.api.registry import model_registry  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(f"lm-evaluation-harness is not installed ({error}): pip install lm-eval") from None
+        raise InputError(f"lm-evaluation-harness is not installed ({error}): pip install lm-eval") from None
     if "megajax" not in model_registry:
         model_registry.register("megajax", target=type("MegajaxLM", (HarnessModel, LM), {}))
     return model_registry.get("megajax")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.corpus.readers import read_documents
 from megajax.inference.tasks.scoring import Scorer, Window
 from megajax.inference.trained import TrainedModel
@@ -39,11 +39,11 @@ def evaluate_lambada(trained: TrainedModel, path: Path, scorer: Scorer, strict: 
     """Score a jsonl file of passages under the key "text".
 
     Raises:
-        ConfigError: the file cannot be read, holds no passage, or one of a single word.
+        InputError: the file cannot be read, holds no passage, or one of a single word.
     """
     examples = list(passages(trained, read_documents([path]), strict))
     if not examples:
-        raise ConfigError(f"{path}: holds no passage")
+        raise InputError(f"{path}: holds no passage")
     return Lambada(sum(bool(scores.greedy.all()) for scores in scorer(examples)), len(examples))
 
 
@@ -61,5 +61,5 @@ def passages(trained: TrainedModel, texts: Iterable[str], strict: bool) -> Itera
             ids = trained.encode(text)
             before, target = ids[:-1], ids[-1:]
         if not before or not target or len(target) >= longest:
-            raise ConfigError(f"passage {number} {text[:40]!r}: {len(target)} tokens to predict from {len(before)}")
+            raise InputError(f"passage {number} {text[:40]!r}: {len(target)} tokens to predict from {len(before)}")
         yield Window([*before, *target][-longest:], len(target))

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.in_turn import in_turn
 from megajax.inference.scores import score_batch
 from megajax.inference.trained import TrainedModel
@@ -72,10 +72,10 @@ def check_stride(stride: int | None, length: int) -> int:
     """The stride of windows of `length` tokens; unset = no overlap.
 
     Raises:
-        ConfigError: it would leave tokens out.
+        InputError: it would leave tokens out.
     """
     if stride is not None and not 1 <= stride <= length:
-        raise ConfigError(f"--overlapping-eval is {stride}: expected 1 to {length}, the tokens that the model reads")
+        raise InputError(f"--overlapping-eval is {stride}: expected 1 to {length}, the tokens that the model reads")
     return stride or length
 
 
@@ -85,7 +85,7 @@ class Scorer:
     def __init__(self, trained: TrainedModel, batch_size: int = 8, console: Console | None = None) -> None:
         """`batch_size` rows run together; progress is drawn on `console`, unset = stderr."""
         if batch_size < 1:
-            raise ConfigError(f"batch size is {batch_size}: expected 1 or more")
+            raise InputError(f"batch size is {batch_size}: expected 1 or more")
         self.model, self._trained = trained.model, trained
         self.rows = -(-batch_size // trained.replicas) * trained.replicas
         self.console = console or Console(stderr=True)

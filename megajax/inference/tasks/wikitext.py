@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.inference.tasks.scoring import Scorer, check_stride, windows
 from megajax.inference.trained import TrainedModel
 
@@ -52,18 +52,18 @@ def evaluate_wikitext(trained: TrainedModel, path: Path, scorer: Scorer, overlap
         overlapping_eval: stride of the windows; None = no overlap. Megatron-LM's default is 32.
 
     Raises:
-        ConfigError: the file cannot be read or is too short, or the stride fits no window.
+        InputError: the file cannot be read or is too short, or the stride fits no window.
     """
     length = trained.config.data.seq_length
     stride = check_stride(overlapping_eval, length)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
+        raise InputError(f"{path}: cannot be read ({error})") from None
     words = len(text.strip().split(" "))
     ids = trained.encode(detokenized(text))
     if len(ids) < 2 or words < 2:
-        raise ConfigError(f"{path}: holds {words} words and {len(ids)} tokens, which leave nothing to predict")
+        raise InputError(f"{path}: holds {words} words and {len(ids)} tokens, which leave nothing to predict")
     total = sum(scores.loss for scores in scorer(list(windows(ids, length, stride))))
     loss, ratio = total / (len(ids) - 1), (len(ids) - 1) / (words - 1)
     return WikiText(loss, perplexity(loss), perplexity(loss * ratio), ratio, len(ids) - 1)

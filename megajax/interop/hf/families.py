@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
 from megajax.interop.hf.bert import BERT, ROBERTA
 from megajax.interop.hf.bloom import BLOOM
@@ -28,11 +28,11 @@ def family_of(settings: Mapping[str, Any]) -> Family:
     """The family that a config.json names.
 
     Raises:
-        ConfigError: it is none of those here.
+        InputError: it is none of those here.
     """
     name = settings.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ConfigError(f"config.json: model_type is {name!s:.60}, which megajax lacks: it has {', '.join(FAMILIES)}")
+        raise InputError(f"config.json: model_type is {name!s:.60}, which megajax lacks: it has {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 
@@ -40,13 +40,13 @@ def family_for(model: ModelConfig) -> Family:
     """The first family that has a model: one whose settings, written and read back, mean the same.
 
     Raises:
-        ConfigError: none has.
+        InputError: none has.
     """
     pooler = ["pooler.dense.weight"] if model.pair_task else []
     lacking = {family.model_type: lost(family, family.write(model), model, pooler) for family in ALL}
     nearest = min(lacking, key=lambda name: len(lacking[name]))
     if lacking[nearest]:
-        raise ConfigError(
+        raise InputError(
             f"no family of Hugging Face has this model: {nearest}, the nearest, lacks {', '.join(lacking[nearest])}"
         )
     return FAMILIES[nearest]
@@ -64,7 +64,7 @@ def updated_settings(
         tensors: names of those that came with it.
 
     Raises:
-        ConfigError: the family has no words for what has changed.
+        InputError: the family has no words for what has changed.
     """
     before, now = family.write(family.described(came, tensors)), family.write(model)
     changed = {key: value for key, value in now.items() if key not in before or value != before[key]}
@@ -75,7 +75,7 @@ def updated_settings(
     settings = {key: value for key, value in came.items() if key not in stale} | changed
     new = lost(family, came, model, tensors)
     if fields := [field for field in lost(family, settings, model, tensors) if field in new]:
-        raise ConfigError(
+        raise InputError(
             f"{family.model_type} of Hugging Face has no {', '.join(fields)}, to which the run has changed its model: "
             "it cannot be exported"
         )
@@ -89,7 +89,7 @@ def lost(family: Family, settings: Mapping[str, Any], model: ModelConfig, tensor
     before = _architecture(model)
     try:
         after = _architecture(family.described(settings, tensors))
-    except ConfigError:  # no words at all, or none that mean anything
+    except InputError:  # no words at all, or none that mean anything
         after = {}
     return [f"model.{name}={value}" for name, value in before.items() if after.get(name, "") != value]
 

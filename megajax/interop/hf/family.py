@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
 from megajax.interop.hf.settings import Defaults, Settings
 
@@ -28,7 +28,7 @@ class Family:
     defaults: Defaults
     """The keys that `read` asks for, with the values that transformers takes for missing ones."""
     read: Callable[[Settings], ModelConfig]
-    """The model that a config.json describes; raises ConfigError where there is none."""
+    """The model that a config.json describes; raises InputError where there is none."""
     write: Callable[[ModelConfig], dict[str, Any]]
     """The inverse, without `architectures`, `model_type` and dtype."""
     table: Callable[[ModelConfig], Table]
@@ -45,19 +45,19 @@ class Family:
         """The model that a config.json describes, which lies beside tensors of these names.
 
         Raises:
-            ConfigError: it describes none, or one that has no counterpart here.
+            InputError: it describes none, or one that has no counterpart here.
         """
         for key in ("quantization_config", "per_layer_config"):
             if values.get(key):
-                raise ConfigError(f"config.json: there is a {key}, which megajax lacks: save the model without it")
+                raise InputError(f"config.json: there is a {key}, which megajax lacks: save the model without it")
         try:
             model = self.read(Settings(values, self.defaults, self.aliases, tensors))
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))
-            raise ConfigError(f"config.json: {problem['input']!s:.60} for {where}: {problem['msg']}") from None
+            raise InputError(f"config.json: {problem['input']!s:.60} for {where}: {problem['msg']}") from None
         if values.get("is_causal") not in (None, model.causal):
-            raise ConfigError(f"config.json: is_causal is {values['is_causal']}, which no {self.model_type} is here")
+            raise InputError(f"config.json: is_causal is {values['is_causal']}, which no {self.model_type} is here")
         if model.head_size == 0:
-            raise ConfigError(f"config.json: {model.num_heads} heads in a width of {model.hidden_size}: correct them")
+            raise InputError(f"config.json: {model.num_heads} heads in a width of {model.hidden_size}: correct them")
         return model

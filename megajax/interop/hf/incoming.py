@@ -7,7 +7,7 @@ import logging
 import jax
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
 from megajax.interop.hf.matching import Matched, check_kinds, match
 from megajax.interop.hf.moves import Move, Moves, unpadded
@@ -26,7 +26,7 @@ class Incoming:
         """Match the files with the model; `seed` draws the heads that they lack, if `draw_heads` asks for it.
 
         Raises:
-            ConfigError: they do not fit.
+            InputError: they do not fit.
         """
         self._source, self._moves, self._model, self._seed = source, moves, model, seed
         self._matched: Matched = match(source.tensors, moves, source.directory)
@@ -34,7 +34,7 @@ class Incoming:
         if self._matched.absent and not draw_heads:
             absent = [name for move in moves.moves if move.ours in self._matched.absent for name in move.theirs]
             tied = " (tie_word_embeddings is false)" if "head" in self._matched.absent else ""
-            raise ConfigError(
+            raise InputError(
                 f"{source.directory} lacks {', '.join(absent)}, which config.json asks for{tied}: complete the files, "
                 "or draw them at random (python -m megajax.convert import --draw-heads)"
             )
@@ -43,7 +43,7 @@ class Incoming:
         """Read all tensors into the checkpoint that is being written.
 
         Raises:
-            ConfigError: two tensors that are one in this model differ.
+            InputError: two tensors that are one in this model differ.
         """
         self._check_twins()
         for name, parameter in self._moves.parameters.items():
@@ -74,7 +74,7 @@ class Incoming:
         for twin, base in self._matched.twins.items():
             name = self._matched.names[base]
             if self._source.read(twin).tobytes() != self._source.read(name).tobytes():
-                raise ConfigError(
+                raise InputError(
                     f"{self._source.directory}: {twin} differs from {name}, which config.json says it is tied to: "
                     "correct tie_word_embeddings there"
                 )

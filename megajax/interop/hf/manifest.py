@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.interop.hf.matching import match
 from megajax.interop.hf.moves import Moves
 from megajax.interop.hf.source import Source, Tensor, read_json
@@ -46,12 +46,12 @@ class Manifest:
         """What was written.
 
         Raises:
-            ConfigError: it cannot be read.
+            InputError: it cannot be read.
         """
         try:
             return cls(**read_json(path))
         except TypeError:
-            raise ConfigError(f"{path} is not what an import wrote: import the model again") from None
+            raise InputError(f"{path} is not what an import wrote: import the model again") from None
 
     def is_complete(self, moves: Moves) -> bool:
         """Whether the files have all that a model of theirs has."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
 from megajax.interop.hf.moves import Moves
 from megajax.interop.hf.source import DTYPES, Tensor
@@ -30,11 +30,11 @@ def check_count(tensors: Collection[str], model: ModelConfig, where: object) -> 
     """Refuse a model of more layers (and experts) than there are tensors, before it is laid out one by one.
 
     Raises:
-        ConfigError: it is such a model.
+        InputError: it is such a model.
     """
     wanted = model.num_layers * max(1, model.experts) + (model.encoder_layers or 0)
     if wanted > len(tensors):
-        raise ConfigError(
+        raise InputError(
             f"{where} holds {len(tensors)} tensors, too few for the {model.num_layers} layers of config.json: "
             "one of them is wrong"
         )
@@ -44,7 +44,7 @@ def match(tensors: Collection[str], moves: Moves, where: object) -> Matched:
     """Find every tensor of the family.
 
     Raises:
-        ConfigError: one is missing that a model has to have, or the file, which is called `where`, holds another.
+        InputError: one is missing that a model has to have, or the file, which is called `where`, holds another.
     """
     names: dict[str, str] = {}
     missing: dict[str, str] = {}
@@ -57,7 +57,7 @@ def match(tensors: Collection[str], moves: Moves, where: object) -> Matched:
     for ours, name in missing.items():
         some = any(their in names for move in moves.moves if move.ours == ours for their in move.theirs)
         if some or ours not in moves.family.heads:
-            raise ConfigError(
+            raise InputError(
                 f"{where} lacks the tensor {name}, which config.json asks for: "
                 "download or save the model completely, or correct config.json"
             )
@@ -66,7 +66,7 @@ def match(tensors: Collection[str], moves: Moves, where: object) -> Matched:
         if base := _twins(moves).get(name):
             twins[name] = base
         elif not BUFFERS.search(name):
-            raise ConfigError(
+            raise InputError(
                 f"{where} holds the tensor {name}, which a {moves.family.model_type} as config.json has it does not: "
                 "correct config.json, or save the model without it"
             )
@@ -77,18 +77,18 @@ def check_kinds(tensors: Mapping[str, Tensor], matched: Matched, moves: Moves, w
     """Refuse tensors of another shape than config.json says, or of numbers that fp32 does not hold.
 
     Raises:
-        ConfigError: names the first.
+        InputError: names the first.
     """
     for name, shape in moves.tensors():
         if name not in matched.names:
             continue
         tensor = tensors[matched.names[name]]
         if tensor.shape != shape:
-            raise ConfigError(
+            raise InputError(
                 f"{where}: {name} in {tensor.file} is {tensor.shape}, config.json says {shape}: one of them is wrong"
             )
         if tensor.dtype not in DTYPES:
-            raise ConfigError(f"{where}: {name} is {tensor.dtype}: save the model as one of {', '.join(DTYPES)}")
+            raise InputError(f"{where}: {name} is {tensor.dtype}: save the model as one of {', '.join(DTYPES)}")
 
 
 def _find(name: str, tensors: Collection[str], moves: Moves) -> str | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
 from megajax.interop.hf.family import Family, Table
 from megajax.interop.hf.llama import interleaved
@@ -57,20 +57,20 @@ class Moves:
         """Work out the moves.
 
         Raises:
-            ConfigError: the model has parameters that the family lacks, or no rotary embedding to be interleaved.
+            InputError: the model has parameters that the family lacks, or no rotary embedding to be interleaved.
         """
         table = family.table(model)
         if interleaved_rope:
             table, split_halves = interleaved(table), table
             if table == split_halves:
-                raise ConfigError(f"{family.model_type} has no rotary embedding: leave out that it is interleaved")
+                raise InputError(f"{family.model_type} has no rotary embedding: leave out that it is interleaved")
         self.family, self.sizes = family, dims(model)
         self.parameters: dict[str, Parameter] = {}
         self.moves: list[Move] = []
         abstract = jax.eval_shape(lambda: build_model(jax.random.key(0), unpadded(model)))
         for name, leaf in named_leaves(abstract):
             if name not in table:
-                raise ConfigError(f"{family.model_type} has no counterpart of {name}, which this model has")
+                raise InputError(f"{family.model_type} has no counterpart of {name}, which this model has")
             self._add(name, leaf.shape, table)
         self.known = frozenset(name for move in self.moves for name in move.theirs)
 
@@ -78,7 +78,7 @@ class Moves:
         names, patterns = tuple(table[name]), tuple(table[name].values())
         parameter = Parameter(shape, ("{layer}" in names[0]) + ("{expert}" in names[0]))
         if parameter.block != joined_shape(patterns, self.sizes):
-            raise ConfigError(f"no {self.family.model_type} has the {name} of this model, whose shape is {shape}")
+            raise InputError(f"no {self.family.model_type} has the {name} of this model, whose shape is {shape}")
         self.parameters[name] = parameter
         for index in np.ndindex(shape[: parameter.depth]):
             numbers = dict(zip(("layer", "expert"), index, strict=False))

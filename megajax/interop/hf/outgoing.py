@@ -15,7 +15,7 @@ from etils import epath
 from megajax.checkpoint.arrays import open_arrays
 from megajax.checkpoint.errors import reason
 from megajax.checkpoint.fingerprint import Tally
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.interop.hf.manifest import Manifest
 from megajax.interop.hf.matching import match
 from megajax.interop.hf.moves import Move, Moves
@@ -33,12 +33,12 @@ class Outgoing:
         """Open the arrays of `checkpoint`, the directory of one step, whose record is `record`.
 
         Raises:
-            ConfigError: they are damaged, or not those of the model.
+            InputError: they are damaged, or not those of the model.
         """
         self._moves, self._record, self._where = moves, record, checkpoint
         for name in moves.parameters:
             if f"{PART}.{name}" not in record["arrays"]:
-                raise ConfigError(f"{checkpoint} lacks {name}: it was saved from another model or version")
+                raise InputError(f"{checkpoint} lacks {name}: it was saved from another model or version")
         with self._reading():
             opened = open_arrays(checkpoint / "state", [f"{PART}.{name}" for name in moves.parameters])
         self._stored = dict(zip(moves.parameters, opened.values(), strict=True))
@@ -46,7 +46,7 @@ class Outgoing:
             there, wanted = self._stored[name].shape, parameter.shape
             # A vocabulary may have more rows, which pad it to the layout and stay behind.
             if there[1:] != wanted[1:] or there[0] < wanted[0]:
-                raise ConfigError(f"{checkpoint}: {name} is {there} there and {wanted} in this model: it is of another")
+                raise InputError(f"{checkpoint}: {name} is {there} there and {wanted} in this model: it is of another")
 
     def write(self, directory: Path, manifest: Manifest, dtype: str | None) -> None:
         """Write the files that the manifest lists.
@@ -57,7 +57,7 @@ class Outgoing:
             dtype: of all tensors instead, as safetensors calls it.
 
         Raises:
-            ConfigError: an array is damaged, or the files lack what the model has.
+            InputError: an array is damaged, or the files lack what the model has.
         """
         matched = match(manifest.dtypes, self._moves, "tensors.json")
         if matched.absent:
@@ -97,4 +97,4 @@ class Outgoing:
         try:
             yield
         except (OSError, ValueError, LookupError) as error:
-            raise ConfigError(f"{self._where} is damaged ({reason(error)}): choose another checkpoint") from error
+            raise InputError(f"{self._where} is damaged ({reason(error)}): choose another checkpoint") from error

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.model import Activation, ModelConfig
 
 T = TypeVar("T")
@@ -70,13 +70,13 @@ class Settings:
             within: what keys begin with in messages.
 
         Raises:
-            ConfigError: a key and its alias are there with different values.
+            InputError: a key and its alias are there with different values.
         """
         self.values = dict(values)
         for alias, key in (aliases or {}).items():
             if alias in values and self.values.setdefault(key, values[alias]) != values[alias]:
                 one, other = _short(values[key]), _short(values[alias])
-                raise ConfigError(
+                raise InputError(
                     f"config.json: {key} is {one} and {alias}, which means the same, {other}: leave one out"
                 )
         self._defaults, self._tensors, self._within = defaults, tensors, within
@@ -85,7 +85,7 @@ class Settings:
         """A value, or its default where it is missing; None where it is null and may be.
 
         Raises:
-            ConfigError: it is null and may not be, or something else than a value of its kind.
+            InputError: it is null and may not be, or something else than a value of its kind.
         """
         default = self._defaults[key]
         kind, default = default if isinstance(default, Nullable) else (type(default), default)
@@ -93,25 +93,25 @@ class Settings:
         if value is None and isinstance(self._defaults[key], Nullable):
             return None
         if not _is(value, kind):
-            raise ConfigError(f"config.json: {self._within}{key} is {_short(value)}, not {KINDS[kind]}: correct it")
+            raise InputError(f"config.json: {self._within}{key} is {_short(value)}, not {KINDS[kind]}: correct it")
         return value
 
     def __getitem__(self, key: str) -> Any:
         """The same of a key that something else needs: it is never None.
 
         Raises:
-            ConfigError: it is.
+            InputError: it is.
         """
         value = self.get(key)
         if value is None:
-            raise ConfigError(f"config.json lacks {self._within}{key}: complete it")
+            raise InputError(f"config.json lacks {self._within}{key}: complete it")
         return value
 
     def only(self, key: str, *known: Any) -> None:
         """Refuse every other value of a key, its default included.
 
         Raises:
-            ConfigError: it is another one.
+            InputError: it is another one.
         """
         if self.get(key) not in known:
             self.refuse(key, " or ".join(map(str, known)))
@@ -120,15 +120,15 @@ class Settings:
         """What stands for the value of a key.
 
         Raises:
-            ConfigError: nothing does.
+            InputError: nothing does.
         """
         if self[key] not in known:
             self.refuse(key, ", ".join(known))
         return known[self[key]]
 
     def refuse(self, key: str, known: str) -> None:
-        """Raise the ConfigError that there is no counterpart of a key's value."""
-        raise ConfigError(
+        """Raise the InputError that there is no counterpart of a key's value."""
+        raise InputError(
             f"config.json: {self._within}{key} is {_short(self.get(key))}, which megajax lacks: it has {known}"
         )
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -55,7 +55,7 @@ class Source:
         """`files` are open safetensors by name; see `open_source`.
 
         Raises:
-            ConfigError: two of them hold the same tensor.
+            InputError: two of them hold the same tensor.
         """
         self.directory, self.settings = directory, settings
         self._files = files
@@ -64,7 +64,7 @@ class Source:
         for name, file in files.items():
             for key in file.keys():  # noqa: SIM118 - no mapping
                 if key in self.tensors:
-                    raise ConfigError(
+                    raise InputError(
                         f"{directory}: {self.tensors[key].file} and {name} both hold {key}: download the model again"
                     )
                 about = file.get_slice(key)
@@ -80,10 +80,10 @@ def open_source(path: Path) -> Iterator[Source]:
     """Open a directory, or a .safetensors file with config.json beside it.
 
     Raises:
-        ConfigError: there is no such model, or its files are damaged, or contradict one another.
+        InputError: there is no such model, or its files are damaged, or contradict one another.
     """
     if not path.exists():
-        raise ConfigError(f"{path} does not exist: give the directory of a Hugging Face model")
+        raise InputError(f"{path} does not exist: give the directory of a Hugging Face model")
     directory = path if path.is_dir() else path.parent
     settings = read_json(directory / "config.json")
     with ExitStack() as stack:
@@ -99,7 +99,7 @@ def open_source(path: Path) -> Iterator[Source]:
             source = opened(sorted(set(places.values())))
             for name, file in places.items():
                 if name not in source.tensors or source.tensors[name].file != file:
-                    raise ConfigError(f"{path}: {INDEX} says that {file} holds {name}, which it does not: {AGAIN}")
+                    raise InputError(f"{path}: {INDEX} says that {file} holds {name}, which it does not: {AGAIN}")
             if single.is_file() and SINGLE not in places.values():
                 _require_same(source, opened([SINGLE]))
             yield source
@@ -107,28 +107,28 @@ def open_source(path: Path) -> Iterator[Source]:
             yield opened([SINGLE])
         else:
             remedy = "save it with transformers' save_pretrained"
-            raise ConfigError(f"{path} holds no {SINGLE} and no {INDEX}: {remedy}")
+            raise InputError(f"{path} holds no {SINGLE} and no {INDEX}: {remedy}")
 
 
 def _opened(file: Path) -> AbstractContextManager[Any]:
     if not file.is_file():
-        raise ConfigError(f"{file}: no such file: download the model completely")
+        raise InputError(f"{file}: no such file: download the model completely")
     try:
         return safe_open(file, "numpy")
     except SafetensorError as error:
-        raise ConfigError(f"{file} is damaged ({error}): download it again") from None
+        raise InputError(f"{file} is damaged ({error}): download it again") from None
 
 
 def _read_index(path: Path) -> dict[str, str]:
     """The file of every tensor."""
     places = read_json(path).get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise ConfigError(f"{path} has no weight_map: {AGAIN}")
+        raise InputError(f"{path} has no weight_map: {AGAIN}")
     for name, file in places.items():
         if not isinstance(file, str) or Path(file).name != file:
-            raise ConfigError(f"{path}: {file!s:.60} is no name of a file for {name}: {AGAIN}")
+            raise InputError(f"{path}: {file!s:.60} is no name of a file for {name}: {AGAIN}")
         if not (path.parent / file).is_file():
-            raise ConfigError(f"{path} names {file}, and there is no such file: download the model completely")
+            raise InputError(f"{path} names {file}, and there is no such file: download the model completely")
     return places
 
 
@@ -136,13 +136,13 @@ def _require_same(indexed: Source, single: Source) -> None:
     """Refuse a model that is there twice unless both are the same.
 
     Raises:
-        ConfigError: they differ.
+        InputError: they differ.
     """
     for name in sorted(indexed.tensors.keys() | single.tensors.keys()):
         one, other = indexed.tensors.get(name), single.tensors.get(name)
         same = one is not None and other is not None and (one.dtype, one.shape) == (other.dtype, other.shape)
         if not same or indexed.read(name).tobytes() != single.read(name).tobytes():
-            raise ConfigError(
+            raise InputError(
                 f"{indexed.directory} holds two models, {SINGLE} and the files of {INDEX}, which differ in {name}: "
                 "delete the one that is not meant"
             )
@@ -152,14 +152,14 @@ def read_json(path: Path) -> dict[str, Any]:
     """An object from a JSON file.
 
     Raises:
-        ConfigError: there is none.
+        InputError: there is none.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}: give the directory of a Hugging Face model") from None
+        raise InputError(f"{path}: {error.strerror}: give the directory of a Hugging Face model") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON ({error})") from None
+        raise InputError(f"{path} is not JSON ({error})") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} is not a JSON object")
+        raise InputError(f"{path} is not a JSON object")
     return content

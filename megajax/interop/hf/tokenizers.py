@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.data.tokenizers.beside import BESIDE
 from megajax.data.tokenizers.tokenizer import ROLES, Tokenizer
 
@@ -70,7 +70,7 @@ def write_tokenizer(
     try:
         fast = tokenizer.as_fast()
         _check_same(tokenizer, fast)
-    except ConfigError as error:
+    except InputError as error:
         log.warning("the exported model has no tokenizer, since transformers would give other ids: %s", error)
         _write_json(about, folder / "tokenizer_config.json")
         return False
@@ -100,21 +100,21 @@ def _check_same(tokenizer: Tokenizer, fast: tokenizers.Tokenizer) -> None:
     """Refuse a tokenizer that gives other ids or texts.
 
     Raises:
-        ConfigError: it names the first text.
+        InputError: it names the first text.
     """
     size = max(fast.get_vocab().values()) + 1
     if size != tokenizer.vocab_size:
-        raise ConfigError(f"{size} ids for {tokenizer.vocab_size}")
+        raise InputError(f"{size} ids for {tokenizer.vocab_size}")
     fast.encode_special_tokens = True
     for text in tokenizer.probes(PROBES):
         try:
             ids = tokenizer.encode(text)
-        except ConfigError:  # it has nothing for unknown words, and neither has the other
+        except InputError:  # it has nothing for unknown words, and neither has the other
             continue
         if fast.encode(text, add_special_tokens=False).ids != ids:
-            raise ConfigError(f"{text!r} becomes other ids")
+            raise InputError(f"{text!r} becomes other ids")
         if fast.decode(ids, skip_special_tokens=False) != tokenizer.decode(ids):
-            raise ConfigError(f"the ids of {text!r} become another text")
+            raise InputError(f"the ids of {text!r} become another text")
 
 
 def _around(fast: tokenizers.Tokenizer, before: Sequence[int], after: Sequence[int]) -> processors.TemplateProcessing:

@@ -27,7 +27,7 @@ import jax
 
 from megajax.checkpoint.errors import one_line
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import Config, ConfigError, ModelConfig, TokenizerConfig, check_config, dump_config, load_config
+from megajax.config import Config, InputError, ModelConfig, TokenizerConfig, check_config, dump_config, load_config
 from megajax.config.load import dump_run, start_values
 from megajax.corpus.chat import roles_as_text
 from megajax.corpus.prepare import own_tokenizer
@@ -69,7 +69,7 @@ def import_model(
         draw_heads: heads that the files lack are drawn at random.
 
     Raises:
-        ConfigError: the files are damaged or incomplete, contradict one another, or describe a model that has no
+        InputError: the files are damaged or incomplete, contradict one another, or describe a model that has no
             counterpart here.
     """
     with staged_directory(out) as staged, open_source(source) as files:
@@ -94,7 +94,7 @@ def read_start(source: Path) -> dict[str, Any]:
     """Architecture and tokenizer of a Hugging Face model, by key; nothing is written and no weights are read.
 
     Raises:
-        ConfigError: as `import_model`.
+        InputError: as `import_model`.
     """
     with open_source(source) as files:
         model = _model_of(family_of(files.settings), files)
@@ -105,7 +105,7 @@ def source_files(source: Path) -> list[Path]:
     """Files of a Hugging Face model of which a run is made.
 
     Raises:
-        ConfigError: as `import_model`.
+        InputError: as `import_model`.
     """
     with open_source(source) as files:
         folder = files.directory
@@ -122,14 +122,14 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
         precision: fp32, bf16 or fp16; None for what the imported files had, or fp32.
 
     Raises:
-        ConfigError: there is no such checkpoint, it is damaged, its tokenizer is not there any more, or no family of
+        InputError: there is no such checkpoint, it is damaged, its tokenizer is not there any more, or no family of
             Hugging Face has this model.
     """
     run, config = RunDirectory.open(run_dir)
     with Checkpoints(run.checkpoints(config.checkpoint), None, run.owner) as checkpoints:
         step = checkpoints.latest if step is None else step
         if step is None:
-            raise ConfigError(f"{run.path} has no finished checkpoint: train it first")
+            raise InputError(f"{run.path} has no finished checkpoint: train it first")
         record, checkpoint = checkpoints.record(step), checkpoints.directory / str(step)
     check_tokenizer(build_tokenizer(config.tokenizer), record, run)
     model = replace(config.model, vocab_size=config.model.vocab_size or record["tokenizer"]["vocab_size"])
@@ -197,7 +197,7 @@ def _check_ids(files: Source) -> None:
     """Refuse special tokens that are no ids; several may end a text.
 
     Raises:
-        ConfigError: names the first.
+        InputError: names the first.
     """
     generation = files.directory / "generation_config.json"
     documents = {"config.json": files.settings}
@@ -208,7 +208,7 @@ def _check_ids(files: Source) -> None:
             ids = document.get(f"{role}_token_id")
             for number in _as_list(ids):
                 if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
-                    raise ConfigError(f"{files.directory / name}: {role}_token_id is {ids!s:.60}, no id: correct it")
+                    raise InputError(f"{files.directory / name}: {role}_token_id is {ids!s:.60}, no id: correct it")
 
 
 def _usable_tokenizer(folder: Path, model: ModelConfig) -> TokenizerConfig:
@@ -221,7 +221,7 @@ def _usable_tokenizer(folder: Path, model: ModelConfig) -> TokenizerConfig:
         return ids
     try:
         size = build_tokenizer(config).vocab_size
-    except ConfigError as error:
+    except InputError as error:
         log.warning("its tokenizer is of no use, texts are read as token ids: %s", error)
         return ids
     if size > model.vocab_size:
@@ -383,7 +383,7 @@ def _carried(folder: Path) -> list[Path]:
 def staged_directory(out: Path) -> Iterator[Path]:
     """A directory that becomes `out` if all goes well, and else is removed."""
     if out.exists():
-        raise ConfigError(f"{out} exists: choose another directory, or delete it")
+        raise InputError(f"{out} exists: choose another directory, or delete it")
     staged = out.with_name(f"{out.name}.unfinished")
     with one_line(f"writing {out}", "make room, or choose another directory"):
         shutil.rmtree(staged, ignore_errors=True)

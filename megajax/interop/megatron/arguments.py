@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.model import Activation, ModelConfig
 from megajax.interop.megatron.neutral import is_neutral
 
@@ -87,14 +87,14 @@ class _Reader:
         """The value of an argument that every model has."""
         value = self(name)
         if value is None:
-            raise ConfigError(f"the checkpoint's args lack {name}: they are not those of a model")
+            raise InputError(f"the checkpoint's args lack {name}: they are not those of a model")
         return value
 
     def refuse(self, table: dict[str, str]) -> None:
         """Refuse what is set and has no counterpart."""
         for name, kind in table.items():
             if self(name):
-                raise ConfigError(f"args.{name} of the checkpoint asks for {kind}, which cannot be imported")
+                raise InputError(f"args.{name} of the checkpoint asks for {kind}, which cannot be imported")
 
     def refuse_rest(self, ignored: Collection[str]) -> None:
         """Refuse what is set, was not asked for and may change the model."""
@@ -102,7 +102,7 @@ class _Reader:
         names = sorted(name for name in rest if not is_neutral(name) and name not in ignored)
         if names:
             given = ", ".join(f"args.{name} = {rest[name]}" for name in names)
-            raise ConfigError(
+            raise InputError(
                 f"{given} of the checkpoint may change what the model computes, and is not known here: "
                 f"import with --ignore-args {','.join(names)} if it does not"
             )
@@ -117,16 +117,16 @@ def read_architecture(args: Namespace, ignored: Collection[str] = (), *, bert: b
         bert: the model is an encoder with a head for masked tokens.
 
     Raises:
-        ConfigError: names the argument that has no counterpart.
+        InputError: names the argument that has no counterpart.
     """
     value = _Reader(args)
     value.refuse(REFUSED)
     bias, swiglu = bool(value("add_bias_linear", True)), bool(value("swiglu"))
     norm, softmax = value("normalization", "LayerNorm"), value("softmax_type", "vanilla")
     if norm not in NORMS:
-        raise ConfigError(f"args.normalization {norm} cannot be imported: only {', '.join(NORMS)}")
+        raise InputError(f"args.normalization {norm} cannot be imported: only {', '.join(NORMS)}")
     if softmax != "vanilla":
-        raise ConfigError(f"args.softmax_type {softmax} cannot be imported: only vanilla")
+        raise InputError(f"args.softmax_type {softmax} cannot be imported: only vanilla")
     groups, grouped = value("num_query_groups"), value("group_query_attention")
     epsilon = [value(name) for name in ("norm_epsilon", "layernorm_epsilon")]
     model = _model(
@@ -155,9 +155,7 @@ def read_architecture(args: Namespace, ignored: Collection[str] = (), *, bert: b
         **(_masked_head(value) if bert else {}),
     )
     if model.positions == "rope" and int(model.head_size * model.rope_fraction) % 2:
-        raise ConfigError(
-            f"args.rotary_percent {model.rope_fraction} rotates an odd number of dims: no such pairs here"
-        )
+        raise InputError(f"args.rotary_percent {model.rope_fraction} rotates an odd number of dims: no such pairs here")
     zero_centered = [value(name, False) for name in ("apply_layernorm_1p", "layernorm_zero_centered_gamma")]
     interleaved = bool(value("rotary_interleaved")) and model.positions == "rope"
     value.refuse_rest(ignored)
@@ -170,7 +168,7 @@ def _model(**values: Any) -> ModelConfig:
     except ValidationError as error:
         problem = error.errors()[0]
         key, given = problem["loc"][0], problem["input"]
-        raise ConfigError(f"the checkpoint's args give model.{key} = {given}: {problem['msg']}") from None
+        raise InputError(f"the checkpoint's args give model.{key} = {given}: {problem['msg']}") from None
 
 
 def _activation(value: _Reader, *, swiglu: bool, bias: bool) -> Activation:
@@ -180,7 +178,7 @@ def _activation(value: _Reader, *, swiglu: bool, bias: bool) -> Activation:
     if swiglu or squared:
         return "swiglu" if swiglu else "squared_relu"
     if tanh and not fused:
-        raise ConfigError("args.openai_gelu of the checkpoint was ignored by newer versions: which GELU is not known")
+        raise InputError("args.openai_gelu of the checkpoint was ignored by newer versions: which GELU is not known")
     return "gelu" if fused else "gelu_exact"
 
 
@@ -188,9 +186,7 @@ def _masked_head(value: _Reader) -> dict[str, Any]:
     """BERT's heads: the one for masked tokens has the exact GELU, whatever the layers have."""
     pairs = bool(value("bert_binary_head", True))
     if value("openai_gelu"):
-        raise ConfigError(
-            "args.openai_gelu of the checkpoint of a BERT cannot be imported: versions differ in its head"
-        )
+        raise InputError("args.openai_gelu of the checkpoint of a BERT cannot be imported: versions differ in its head")
     return {"family": "bert", "pair_task": pairs, "token_types": 2 if pairs else 0, "head_activation": "gelu_exact"}
 
 
@@ -204,15 +200,15 @@ def _positions(value: _Reader) -> dict[str, Any]:
     scaled, factor = value("use_rope_scaling", False), float(value("rope_scaling_factor", 8.0))
     stretch, skipped = value("rotary_seq_len_interpolation_factor"), value("no_rope_freq")
     if kind not in kinds:
-        raise ConfigError(f"args.position_embedding_type {kind} cannot be imported: only {', '.join(kinds)}")
+        raise InputError(f"args.position_embedding_type {kind} cannot be imported: only {', '.join(kinds)}")
     found: dict[str, Any] = {"positions": kinds[kind]}
     if kind != "rope":
         return found
     if any(skipped) if isinstance(skipped, Sequence) else skipped:
-        raise ConfigError(f"args.no_rope_freq {skipped} cannot be imported: every layer has to have its positions")
+        raise InputError(f"args.no_rope_freq {skipped} cannot be imported: every layer has to have its positions")
     found |= {"rope_base": base, "rope_fraction": fraction}
     if stretch and scaled:
-        raise ConfigError(
+        raise InputError(
             "args.rotary_seq_len_interpolation_factor and args.use_rope_scaling cannot be imported together"
         )
     if scaled:
@@ -232,7 +228,7 @@ def _window(value: _Reader, layers: int) -> int | None:
         not skip[i] if isinstance(skip, Sequence) else bool(skip) and (i + 1) % skip == 0 for i in range(layers)
     }
     if len(sees_all) > 1:
-        raise ConfigError(f"args.window_attn_skip_freq {skip} cannot be imported: all layers have to have one window")
+        raise InputError(f"args.window_attn_skip_freq {skip} cannot be imported: all layers have to have one window")
     return None if True in sees_all else size[0] + 1
 
 
@@ -244,18 +240,18 @@ def _mixture(value: _Reader) -> dict[str, Any]:
         return {}
     value.refuse(REFUSED_OF_MIXTURES)
     if value("add_bias_linear", True):
-        raise ConfigError("args.num_experts with args.add_bias_linear cannot be imported: experts here have no biases")
+        raise InputError("args.num_experts with args.add_bias_linear cannot be imported: experts here have no biases")
     frequency, score = value("moe_layer_freq", 1), value("moe_router_score_function", "softmax")
     balancing, coefficients = value("moe_router_load_balancing_type", "aux_loss"), value("moe_aux_loss_coeff", 0.0)
     if frequency != 1 and not (isinstance(frequency, Sequence) and all(frequency)):
-        raise ConfigError(f"args.moe_layer_freq {frequency} cannot be imported: all layers have to have experts")
+        raise InputError(f"args.moe_layer_freq {frequency} cannot be imported: all layers have to have experts")
     if score != "softmax":
-        raise ConfigError(f"args.moe_router_score_function {score} cannot be imported: only softmax")
+        raise InputError(f"args.moe_router_score_function {score} cannot be imported: only softmax")
     kinds = [balancing] if isinstance(balancing, str) else list(balancing)
     factors = list(coefficients) if isinstance(coefficients, Sequence) else [coefficients] * len(kinds)
     for kind in kinds:
         if kind not in ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"):
-            raise ConfigError(f"args.moe_router_load_balancing_type {kind} cannot be imported: use a loss")
+            raise InputError(f"args.moe_router_load_balancing_type {kind} cannot be imported: use a loss")
     return {
         "experts": experts,
         "experts_per_token": value("moe_router_topk", 2),

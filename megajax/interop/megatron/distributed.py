@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.interop.megatron.names import ONE_EXPERT, canonical
 from megajax.interop.megatron.torch_files import load, numbers, read_row, torch
 
@@ -25,17 +25,17 @@ class DistributedFiles:
         """Read what there is.
 
         Raises:
-            ConfigError: the files are damaged.
+            InputError: the files are damaged.
         """
         self._reader = torch().distributed.checkpoint.FileSystemReader(directory)
         common = load(directory / "common.pt")
         if not isinstance(common, dict) or not isinstance(common.get("args"), Namespace):
-            raise ConfigError(f"{directory / 'common.pt'} lacks `args`: it is no checkpoint of Megatron-LM")
+            raise InputError(f"{directory / 'common.pt'} lacks `args`: it is no checkpoint of Megatron-LM")
         self.args = common["args"]
         try:
             stored = self._reader.read_metadata().state_dict_metadata
         except Exception as error:  # a damaged pickle may raise anything
-            raise ConfigError(f"{directory / '.metadata'} cannot be read ({error})") from None
+            raise InputError(f"{directory / '.metadata'} cannot be read ({error})") from None
         self._stored: dict[str, tuple[str, Any]] = {}
         for key, about in stored.items():
             if hasattr(about, "size") and not key.startswith(("optimizer.", "rng_state")) and (name := canonical(key)):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.interop.megatron.names import ONE_EXPERT, canonical
 from megajax.interop.megatron.torch_files import load, numbers
 
@@ -39,7 +39,7 @@ class RankFiles:
         """Open all files.
 
         Raises:
-            ConfigError: one is missing, or the layers do not add up.
+            InputError: one is missing, or the layers do not add up.
         """
         self.where = directory
         found = [(path, _contents(path)) for path in directory.iterdir() if FOLDER.search(path.name)]
@@ -48,7 +48,7 @@ class RankFiles:
         for rank in np.ndindex(self.tensor, self.pipe, self.expert):
             if rank not in files:
                 named = f"tensor rank {rank[0]}, pipeline rank {rank[1]}, expert rank {rank[2]}"
-                raise ConfigError(f"{directory} has no file of {named}")
+                raise InputError(f"{directory} has no file of {named}")
         first = files[0, 0, 0]
         self.args: Namespace = first["args"]
         self._experts = (getattr(self.args, "num_experts", None) or 0) // self.expert
@@ -57,7 +57,7 @@ class RankFiles:
         self._chunks = {rank: [self._apart(chunk) for chunk in _chunks(contents)] for rank, contents in files.items()}
         self._places = dict(self._layers())
         if len(self._places) != self.args.num_layers:
-            raise ConfigError(f"{directory} holds {len(self._places)} layers, its args say {self.args.num_layers}")
+            raise InputError(f"{directory} holds {len(self._places)} layers, its args say {self.args.num_layers}")
         stages = [self._chunks[0, pipe, 0] for pipe in range(self.pipe)]
         names = {ONE_EXPERT.sub("", name) for chunks in stages for chunk in chunks for name in chunk}
         self.whole_names = {name for name in names if not name.startswith("decoder.layers.")}
@@ -84,7 +84,7 @@ class RankFiles:
     def _check_expert_shards(self) -> None:
         shards = getattr(self.args, "expert_tensor_parallel_size", None) or self.tensor
         if self._experts and (shards != self.tensor or getattr(self.args, "moe_extended_tp", False)):
-            raise ConfigError(
+            raise InputError(
                 f"{self.where}: experts are cut over {shards} ranks, the rest over {self.tensor}: files of such ranks "
                 "cannot be put together, save as torch_dist"
             )
@@ -117,7 +117,7 @@ class RankFiles:
         try:
             parts = [numbers(self._chunks[tensor, pipe, expert][chunk][name]) for tensor in range(self.tensor)]
         except KeyError:
-            raise ConfigError(f"{self.where}: some tensor rank of stage {pipe} lacks {name}") from None
+            raise InputError(f"{self.where}: some tensor rank of stage {pipe} lacks {name}") from None
         if "linear_qkv" in name and self._version < 2:
             parts = [self._reordered(part) for part in parts]
         if name.endswith(GATED) and getattr(self.args, "swiglu", False):
@@ -149,11 +149,11 @@ def _rank(path: Path, args: Namespace) -> tuple[int, int, int]:
 def _contents(folder: Path) -> dict[str, Any]:
     files = sorted(folder.glob("model*.pt"))
     if not files:
-        raise ConfigError(f"{folder} has no model_optim_rng.pt")
+        raise InputError(f"{folder} has no model_optim_rng.pt")
     contents = load(files[0])
     is_ours = isinstance(contents, dict) and isinstance(contents.get("args"), Namespace)
     if not is_ours or not ("model" in contents or "model0" in contents):
-        raise ConfigError(f"{files[0]} lacks `args` or `model`: it is no checkpoint of Megatron-LM")
+        raise InputError(f"{files[0]} lacks `args` or `model`: it is no checkpoint of Megatron-LM")
     return contents
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import jax
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
 from megajax.interop.megatron.arguments import Architecture
 from megajax.interop.megatron.distributed import DistributedFiles
@@ -60,18 +60,18 @@ def open_checkpoint(path: Path) -> Files:
     """Open the iteration that a folder's tracker names, or the one that `path` is.
 
     Raises:
-        ConfigError: there is none, or it cannot be read.
+        InputError: there is none, or it cannot be read.
     """
     if (path / TRACKER).is_file():
         word = (path / TRACKER).read_text(errors="replace").strip()
         if word != "release" and not word.isdecimal():
-            raise ConfigError(f"{path / TRACKER} holds {word[:20]!r}, not the number of an iteration")
+            raise InputError(f"{path / TRACKER} holds {word[:20]!r}, not the number of an iteration")
         path = path / (word if word == "release" else f"iter_{int(word):07d}")
     if (path / "common.pt").is_file():
         return DistributedFiles(path)
     if path.is_dir() and any(FOLDER.search(entry.name) for entry in path.iterdir()):
         return RankFiles(path)
-    raise ConfigError(f"{path} holds neither mp_rank_* folders nor common.pt: it is no checkpoint of Megatron-LM")
+    raise InputError(f"{path} holds neither mp_rank_* folders nor common.pt: it is no checkpoint of Megatron-LM")
 
 
 def is_bert(files: Files) -> bool:
@@ -93,7 +93,7 @@ def pieces(files: Files, architecture: Architecture) -> Iterator[Piece]:
         architecture: what they hold; of a model without rows beyond the vocabulary.
 
     Raises:
-        ConfigError: a tensor has no counterpart, is missing, or has another shape.
+        InputError: a tensor has no counterpart, is missing, or has another shape.
     """
     model = architecture.model
     wanted = shapes(model)
@@ -102,9 +102,9 @@ def pieces(files: Files, architecture: Architecture) -> Iterator[Piece]:
     if model.tied_head:
         whole.pop("head", None)  # a copy that old versions saved
     for name in wanted.keys() - whole.keys() - layer.keys():
-        raise ConfigError(f"the checkpoint lacks {name}, which the model of its args has")
+        raise InputError(f"the checkpoint lacks {name}, which the model of its args has")
     for name in (whole.keys() | layer.keys()) - wanted.keys():
-        raise ConfigError(f"the checkpoint holds {name}, which the model of its args lacks")
+        raise InputError(f"the checkpoint holds {name}, which the model of its args lacks")
     for name, theirs in whole.items():
         yield _checked(Piece(name, (), WHOLE[theirs][1](files.whole(theirs), architecture)), wanted[name])
     for name, theirs in layer.items():
@@ -115,7 +115,7 @@ def pieces(files: Files, architecture: Architecture) -> Iterator[Piece]:
 
 def _known(names: set[str], table: Mapping[str, object]) -> set[str]:
     for name in sorted(names - table.keys()):
-        raise ConfigError(
+        raise InputError(
             f"the checkpoint holds {name}, which has no counterpart here: of T5 and others nothing can be imported"
         )
     return names
@@ -123,5 +123,5 @@ def _known(names: set[str], table: Mapping[str, object]) -> set[str]:
 
 def _checked(piece: Piece, shape: tuple[int, ...]) -> Piece:
     if piece.value.shape != shape:
-        raise ConfigError(f"the checkpoint's {piece.name} has shape {piece.value.shape}, the model of its args {shape}")
+        raise InputError(f"the checkpoint's {piece.name} has shape {piece.value.shape}, the model of its args {shape}")
     return piece

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 
 class Shell:
@@ -28,20 +28,20 @@ def torch() -> ModuleType:
     """PyTorch.
 
     Raises:
-        ConfigError: it is not installed.
+        InputError: it is not installed.
     """
     try:
         import_module("torch.distributed.checkpoint")
         return import_module("torch")
     except ImportError:
-        raise ConfigError("reading checkpoints of Megatron-LM needs PyTorch: pip install torch") from None
+        raise InputError("reading checkpoints of Megatron-LM needs PyTorch: pip install torch") from None
 
 
 def load(path: Path) -> Any:
     """What a file holds, its tensors left on disk until they are asked for.
 
     Raises:
-        ConfigError: it is damaged, or no file of PyTorch.
+        InputError: it is damaged, or no file of PyTorch.
     """
     serialization = torch().serialization
     try:
@@ -51,7 +51,7 @@ def load(path: Path) -> Any:
             return torch().load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # a damaged pickle may raise anything
         problem = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{path} cannot be read as a file of PyTorch ({problem})") from None
+        raise InputError(f"{path} cannot be read as a file of PyTorch ({problem})") from None
 
 
 def numbers(tensor: Any) -> np.ndarray:

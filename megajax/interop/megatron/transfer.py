@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from megajax.config import Config, ConfigError, TokenizerConfig, check_config, dump_config, load_config
+from megajax.config import Config, InputError, TokenizerConfig, check_config, dump_config, load_config
 from megajax.config.load import dump_run
 from megajax.corpus.prepare import own_tokenizer
 from megajax.data.tokenizers import build_tokenizer
@@ -31,7 +31,7 @@ def import_megatron(source: Path, out: Path, words: Sequence[str] = (), ignored:
         ignored: arguments of the checkpoint, unknown here, that leave the model alone.
 
     Raises:
-        ConfigError: PyTorch is missing, the files are damaged, or the model has no counterpart here.
+        InputError: PyTorch is missing, the files are damaged, or the model has no counterpart here.
     """
     files = open_checkpoint(source)
     architecture = read_architecture(files.args, ignored, bert=is_bert(files))
@@ -48,7 +48,7 @@ def import_megatron(source: Path, out: Path, words: Sequence[str] = (), ignored:
         tokenizer = build_tokenizer(config.tokenizer)
         size = config.model.vocab_size or rows
         if size > rows:
-            raise ConfigError(f"model.vocab_size is {size}, the checkpoint has {rows} rows: lower it")
+            raise InputError(f"model.vocab_size is {size}, the checkpoint has {rows} rows: lower it")
         check_config(config)
         file.write_text(dump_run(config, staged), encoding="utf-8")
         RunDirectory(staged).identify()

@@ -39,7 +39,7 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 
 Index = int | jax.Array
 Kind = Literal["F", "B"]
@@ -63,7 +63,7 @@ class Interleaved1F1B:
     """The schedule of the executor; v = 1 is 1F1B without interleaving.
 
     Raises:
-        ConfigError: a size below 1, or v > 1 and microbatches that do not fill groups of P.
+        InputError: a size below 1, or v > 1 and microbatches that do not fill groups of P.
     """
 
     stages: int
@@ -73,7 +73,7 @@ class Interleaved1F1B:
     def __post_init__(self) -> None:
         for name in ("stages", "chunks", "microbatches"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"pipeline {name} is {getattr(self, name)}: expected 1 or more")
+                raise InputError(f"pipeline {name} is {getattr(self, name)}: expected 1 or more")
         if self.chunks > 1:
             why = f"with {self.chunks} chunks per stage they go in groups of"
             _require_multiple(self.microbatches, "microbatches", why, self.stages)
@@ -82,7 +82,7 @@ class Interleaved1F1B:
         """Length n = L / (v P) of a chunk.
 
         Raises:
-            ConfigError: the layers do not divide; names the nearest numbers that do.
+            InputError: the layers do not divide; names the nearest numbers that do.
         """
         why = f"{self.stages} pipeline stages x {self.chunks} chunks take multiples of"
         _require_multiple(layers, "layers", why, self.stages * self.chunks)
@@ -291,4 +291,4 @@ def _require_multiple(value: int, name: str, why: str, divisor: int) -> None:
     if value % divisor:
         lower = value // divisor * divisor
         near = " or ".join(str(n) for n in (lower, lower + divisor) if n)
-        raise ConfigError(f"{value} {name}: {why} {divisor} ({value} % {divisor} = {value % divisor}): use {near}")
+        raise InputError(f"{value} {name}: {why} {divisor} ({value} % {divisor} = {value % divisor}): use {near}")

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.inference.tasks.documents import evaluate_documents
 from megajax.inference.tasks.scoring import Scorer
 from megajax.inference.trained import TrainedModel, load_model
@@ -65,5 +65,5 @@ def test_overlap_changes_the_long_document_only(trained: TrainedModel, file: Pat
 )
 def test_bad_files(trained: TrainedModel, file: Path, content: str, message: str):
     file.write_text(content + "\n")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         evaluate_documents(trained, file, Scorer(trained))

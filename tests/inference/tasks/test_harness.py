@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.inference.tasks import harness
 from megajax.inference.tasks.harness import HarnessModel, registered
 from tests.made_runs import make_run
@@ -90,7 +90,7 @@ def test_pairs_that_share_a_token(reader: HarnessModel):
 )
 def test_pairs_without_a_token_of_their_own(reader: HarnessModel, context: str, continuation: str, counts: str):
     """Case W13: the harness's own model fails on them; none is certain, none divides by zero."""
-    with pytest.raises(ConfigError, match=f"{continuation!r} have {counts} tokens"):
+    with pytest.raises(InputError, match=f"{continuation!r} have {counts} tokens"):
         reader.loglikelihood([asked(context, continuation)])
 
 
@@ -105,7 +105,7 @@ def test_a_continuation_that_begins_with_the_beginning(model: HarnessModel):
 
 
 def test_a_continuation_longer_than_the_model(model: HarnessModel):
-    with pytest.raises(ConfigError, match="has 33 tokens: the model sees 32"):
+    with pytest.raises(InputError, match="has 33 tokens: the model sees 32"):
         model.loglikelihood([asked("1", " " + " ".join(map(str, range(33))))])
 
 
@@ -129,7 +129,7 @@ def test_pairs_are_cut_as_the_harness_does(reader: HarnessModel):
             if before and added:
                 assert reader._pair(text[:cut], text[cut:]) == ([*before, *added], len(added)), text[:cut]
             else:
-                with pytest.raises(ConfigError, match="each needs one"):
+                with pytest.raises(InputError, match="each needs one"):
                     reader._pair(text[:cut], text[cut:])
 
 
@@ -137,7 +137,7 @@ def test_chats(tmp_path: Path):
     """Case W12: --apply_chat_template writes contexts by the tokenizer's own, and its tokens are tokens."""
     run = make_run(tmp_path / "run", WORDS, vocab_size=300)
     chatty = HarnessModel(str(run))
-    with pytest.raises(ConfigError, match="no chat template"):
+    with pytest.raises(InputError, match="no chat template"):
         chatty.apply_chat_template([{"role": "user", "content": "hello"}])
     template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}!{% endif %}"
     (run / "chat_template.jinja").write_text(template)
@@ -155,9 +155,9 @@ def test_chats(tmp_path: Path):
 
 def test_generation_without_room_or_temperature(model: HarnessModel):
     """Case W13: what the harness's own model refuses."""
-    with pytest.raises(ConfigError, match="256 new tokens leave no room for a context: the model sees 32"):
+    with pytest.raises(InputError, match="256 new tokens leave no room for a context: the model sees 32"):
         model.generate_until([asked("1", {"until": []})])
-    with pytest.raises(ConfigError, match="do_sample=true needs a temperature"):
+    with pytest.raises(InputError, match="do_sample=true needs a temperature"):
         model.generate_until([asked("1", {"until": [], "max_gen_toks": 2, "do_sample": True})])
 
 
@@ -212,7 +212,7 @@ def test_contexts_make_room_for_what_is_wanted(model: HarnessModel):
 
 @pytest.mark.skipif(INSTALLED, reason="lm-evaluation-harness is installed")
 def test_without_the_package():
-    with pytest.raises(ConfigError, match="lm-evaluation-harness is not installed"):
+    with pytest.raises(InputError, match="lm-evaluation-harness is not installed"):
         registered()
 
 
@@ -252,7 +252,7 @@ def test_a_task_of_the_harness(run: Path, model: HarnessModel, tmp_path: Path, m
 
 def test_command_without_the_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def missing() -> type:
-        raise ConfigError("lm-evaluation-harness is not installed")
+        raise InputError("lm-evaluation-harness is not installed")
 
     monkeypatch.setattr(harness, "registered", missing)
     assert harness.main(["--tasks", "arc_easy"]) == 2

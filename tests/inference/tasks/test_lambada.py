@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.inference.tasks.lambada import Lambada, evaluate_lambada, passages
 from megajax.inference.tasks.scoring import Scorer
 from megajax.inference.trained import TrainedModel, load_model
@@ -84,11 +84,11 @@ def test_a_prefix_stands_before_every_context(trained: TrainedModel):
 def test_passages_without_a_context(trained: TrainedModel, tmp_path: Path, text: str, message: str):
     file = tmp_path / "lambada.jsonl"
     file.write_text(json.dumps({"text": text}) + "\n")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         evaluate_lambada(trained, file, Scorer(trained))
 
 
 def test_no_passages(trained: TrainedModel, tmp_path: Path):
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match="holds no passage"):
+    with pytest.raises(InputError, match="holds no passage"):
         evaluate_lambada(trained, tmp_path / "empty.jsonl", Scorer(trained))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megajax.config import ConfigError, ModelConfig
+from megajax.config import InputError, ModelConfig
 from megajax.inference.tasks.scoring import Scorer, Window, check_stride, windows
 from megajax.inference.trained import load_model
 from megajax.models import cross_entropy
@@ -68,7 +68,7 @@ def test_every_token_is_scored_once(tokens: int, length: int, data: st.DataObjec
 
 @pytest.mark.parametrize("stride", [0, 17, -1])
 def test_strides_that_leave_tokens_out(stride: int):
-    with pytest.raises(ConfigError, match=f"--overlapping-eval is {stride}: expected 1 to 16"):
+    with pytest.raises(InputError, match=f"--overlapping-eval is {stride}: expected 1 to 16"):
         check_stride(stride, 16)
 
 
@@ -111,5 +111,5 @@ def test_logits_in_chunks(run: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_batch_size_without_meaning(run: Path):
-    with pytest.raises(ConfigError, match="batch size is 0: expected 1 or more"):
+    with pytest.raises(InputError, match="batch size is 0: expected 1 or more"):
         Scorer(load_model(run), 0)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.inference.tasks.scoring import Scorer
 from megajax.inference.tasks.wikitext import detokenized, evaluate_wikitext, perplexity
 from megajax.inference.trained import load_model
@@ -83,5 +83,5 @@ def test_bad_files(run: Path, tmp_path: Path):
     (tmp_path / "short").write_text("x")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
     for name, message in {"none": "cannot be read", "binary": "cannot be read", "short": "nothing to predict"}.items():
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(InputError, match=message):
             evaluate_wikitext(trained, tmp_path / name, score, 4)

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 from megajax.checkpoint.fingerprint import fingerprint
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import CheckpointConfig, ConfigError, ModelConfig, ParallelConfig, dump_config, load_config
+from megajax.config import CheckpointConfig, InputError, ModelConfig, ParallelConfig, dump_config, load_config
 from megajax.convert import main
 from megajax.inference.trained import load_model
 from megajax.interop.hf.families import FAMILIES
@@ -133,7 +133,7 @@ def test_another_tokenizer_or_template_than_came_with_the_model(tmp_path: Path) 
     export_model(tmp_path / "run", tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["eos_token_id"] == 3
     (tmp_path / "run/tokenizer/vocab.json").write_text(json.dumps(came))
-    with pytest.raises(ConfigError, match=r"the tokenizer of .*/run changed since its checkpoint \(sha256\)"):
+    with pytest.raises(InputError, match=r"the tokenizer of .*/run changed since its checkpoint \(sha256\)"):
         export_model(tmp_path / "run", tmp_path / "again")
     assert not {"chat_template.jinja", "generation_config.json"} & {path.name for path in (tmp_path / "out").iterdir()}
 
@@ -206,7 +206,7 @@ def test_missing_heads_are_drawn_and_left_out_again(tmp_path: Path, caplog: pyte
     source = made(tmp_path / "source", "bert")
     weights = {name: value for name, value in tensors("bert", MODELS["bert"]).items() if not name.startswith("cls.")}
     save_file(weights, source / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"lacks .*cls\.predictions\.transform\.dense\.weight.*--draw-heads"):
+    with pytest.raises(InputError, match=r"lacks .*cls\.predictions\.transform\.dense\.weight.*--draw-heads"):
         import_model(source, tmp_path / "run")
     import_model(source, tmp_path / "run", draw_heads=True)
     assert "lacks head_bias, pair_bias, pair_head, transform, " in caplog.text
@@ -227,7 +227,7 @@ def test_a_tied_head_may_be_there_twice(tmp_path: Path) -> None:
     assert (tmp_path / "out/model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
     weights["lm_head.weight"][0] += 1
     save_file(weights, source / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"lm_head\.weight differs from transformer\.wte\.weight"):
+    with pytest.raises(InputError, match=r"lm_head\.weight differs from transformer\.wte\.weight"):
         import_model(source, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -258,7 +258,7 @@ def test_tensors_that_do_not_fit(
     save_file(kept, source / "model.safetensors", {"format": "pt"})
     assert main(["import", str(source), "--out", str(tmp_path / "run")]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("megajax: ")]
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         import_model(source, tmp_path / "run")
     assert line.startswith("megajax: error: ")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
@@ -349,7 +349,7 @@ def test_damage_is_found_on_the_way_out(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"is damaged \(the contents of blocks.mlp.fc2 are not"):
+    with pytest.raises(InputError, match=r"is damaged \(the contents of blocks.mlp.fc2 are not"):
         export_model(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -360,7 +360,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))  # enough for all but the embedding
     try:
-        with pytest.raises(ConfigError, match=rf"writing .*run failed .*{os.strerror(errno.EFBIG)}"):
+        with pytest.raises(InputError, match=rf"writing .*run failed .*{os.strerror(errno.EFBIG)}"):
             import_model(source, tmp_path / "run")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

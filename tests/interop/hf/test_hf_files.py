@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from megajax.config import ConfigError
+from megajax.config import InputError
 from megajax.interop.hf.source import Tensor, open_source
 from megajax.interop.hf.target import Target, in_shards
 from tests.interop.hf.made import made
@@ -65,19 +65,19 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
     source = made(tmp_path / "model")
     file = source / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(ConfigError, match=r"model.safetensors is damaged .*: download it again"), open_source(source):
+    with pytest.raises(InputError, match=r"model.safetensors is damaged .*: download it again"), open_source(source):
         pass
     file.unlink()
-    with pytest.raises(ConfigError, match=r"holds no model\.safetensors"), open_source(source):
+    with pytest.raises(InputError, match=r"holds no model\.safetensors"), open_source(source):
         pass
     (source / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
     with (
-        pytest.raises(ConfigError, match=r"index.json names one.safetensors, and there is no such file"),
+        pytest.raises(InputError, match=r"index.json names one.safetensors, and there is no such file"),
         open_source(source),
     ):
         pass
     (source / "config.json").unlink()
-    with pytest.raises(ConfigError, match="give the directory of a Hugging Face model"), open_source(source):
+    with pytest.raises(InputError, match="give the directory of a Hugging Face model"), open_source(source):
         pass
 
 
@@ -97,7 +97,7 @@ def sharded(directory: Path) -> Path:
 
 def refused(source: Path, said: str) -> None:
     """The model cannot be opened, and the line says this."""
-    with pytest.raises(ConfigError, match=said) as caught, open_source(source):
+    with pytest.raises(InputError, match=said) as caught, open_source(source):
         pass
     assert "\n" not in str(caught.value)
 

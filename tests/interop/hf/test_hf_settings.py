@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megajax.config import ConfigError, ModelConfig
+from megajax.config import InputError, ModelConfig
 from megajax.interop.hf.families import FAMILIES, family_for, family_of, updated_settings
 from tests.interop.hf.made import GROUPED, MODELS, T5
 
@@ -109,12 +109,12 @@ def test_windows_of_all_layers_or_none(changes: dict[str, Any], window: int | No
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_its_key(model_type: str, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         read(model_type, FAMILIES[model_type].write(MODELS[model_type]) | changes)
 
 
 def test_other_families_are_refused() -> None:
-    with pytest.raises(ConfigError, match="model_type is opt, which megajax lacks: it has gpt2, llama"):
+    with pytest.raises(InputError, match="model_type is opt, which megajax lacks: it has gpt2, llama"):
         family_of({"model_type": "opt"})
 
 
@@ -122,7 +122,7 @@ def test_a_model_that_no_family_has() -> None:
     """The nearest family is named with what it cannot say."""
     model = ModelConfig(**GROUPED | {"activation": "geglu"})
     with pytest.raises(
-        ConfigError,
+        InputError,
         match=r"has this model: llama, the nearest, lacks model\.activation=geglu",
     ):
         family_for(model)
@@ -156,7 +156,7 @@ def test_a_changed_model_is_told_or_refused_by_the_name_of_what_changed(model_ty
             changed = replace(before, **{name: value})
             try:
                 now = updated_settings(settings, family, changed, pooler)
-            except ConfigError as error:
+            except InputError as error:
                 assert f"model.{name}=" in str(error), (name, value)
                 continue
             again = family.described(now, pooler)
@@ -209,7 +209,7 @@ def test_whatever_a_file_says_is_a_model_or_one_line(model_type: str, data: st.D
     changes = data.draw(st.dictionaries(keys, VALUES, min_size=1, max_size=3))
     try:
         model = read(model_type, family.write(MODELS[model_type]) | changes)
-    except ConfigError as error:
+    except InputError as error:
         assert "\n" not in str(error) and str(error).startswith("config.json")
     else:
         assert isinstance(model, ModelConfig)

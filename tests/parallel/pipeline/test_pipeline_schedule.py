@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megajax.config.base import ConfigError
+from megajax.config.base import InputError
 from megajax.parallel.pipeline.schedule import Interleaved1F1B, gpipe, interleaved, one_f_one_b
 
 SIZES = [
@@ -142,18 +142,18 @@ def test_traced_indices_agree_with_integers(size):
 
 
 def test_sizes_that_do_not_fit():
-    with pytest.raises(ConfigError, match=r"^6 microbatches: .* groups of 4 \(6 % 4 = 2\): use 4 or 8$"):
+    with pytest.raises(InputError, match=r"^6 microbatches: .* groups of 4 \(6 % 4 = 2\): use 4 or 8$"):
         Interleaved1F1B(stages=4, chunks=2, microbatches=6)
-    with pytest.raises(ConfigError, match=r"use 4$"):
+    with pytest.raises(InputError, match=r"use 4$"):
         Interleaved1F1B(stages=4, chunks=2, microbatches=3)
-    with pytest.raises(ConfigError, match="pipeline chunks is 0"):
+    with pytest.raises(InputError, match="pipeline chunks is 0"):
         Interleaved1F1B(stages=4, chunks=0, microbatches=4)
 
 
 @pytest.mark.parametrize(("layers", "stages", "near"), [(80, 16, "64 or 96"), (40, 8, "32 or 48"), (3, 2, "4")])
 def test_layers_are_never_dropped(layers, stages, near):
     rule = Interleaved1F1B(stages, 2, stages)
-    with pytest.raises(ConfigError, match=rf"{layers} % {2 * stages} = {layers % (2 * stages)}\): use {near}$"):
+    with pytest.raises(InputError, match=rf"{layers} % {2 * stages} = {layers % (2 * stages)}\): use {near}$"):
         rule.layers_per_chunk(layers)
     assert rule.layers_per_chunk(6 * stages) == 3
 
