@@ -36,7 +36,7 @@ except ImportError as error:
 GIB = 2**30
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 LEAST_DRIVER = {12: 525, 13: 580}
-"""Oldest driver branch for every major version of CUDA (NVIDIA's compatibility guide)."""
+"""The oldest driver branch that works with each major version of CUDA (NVIDIA's compatibility guide)."""
 
 
 class Verdict(NamedTuple):
@@ -52,7 +52,7 @@ class Verdict(NamedTuple):
 
 @entry_point
 def main(argv: list[str]) -> int:
-    """The command line."""
+    """Run the command line and return its exit code."""
     parser = OneLineParser(prog="python -m launch.doctor", description=__doc__, allow_abbrev=False)
     parser.add_argument("--directory", type=Path, default=Path(), help="where checkpoints will go")
     options = parser.parse_args(argv)
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def examine(checks: list[Callable[[], Iterator[Verdict]]]) -> int:
-    """Print what every check says; 1 if anything failed. A check that raises has failed."""
+    """Run every check, print its lines, and return 1 if anything failed. A check that raises has failed."""
     failed = False
     for check in checks:
         try:
@@ -75,7 +75,7 @@ def examine(checks: list[Callable[[], Iterator[Verdict]]]) -> int:
 
 
 def check_versions() -> Iterator[Verdict]:
-    """Python, packages, and the CUDA plugin, which has to be of jaxlib's version."""
+    """Check the versions of Python and the packages; the CUDA plugin must have jaxlib's version."""
     versions = {name: _version(name) for name in PACKAGES}
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
     yield Verdict("ok", f"Python {sys.version.split()[0]}, {listed}")
@@ -90,7 +90,7 @@ def check_versions() -> Iterator[Verdict]:
 
 
 def check_driver() -> Iterator[Verdict]:
-    """The driver, and what else uses the GPUs."""
+    """Check the driver's version, and whether another program uses the GPUs."""
     drivers = sorted(set(query("driver_version")))
     if not drivers:
         yield Verdict("warn", "no NVIDIA driver or GPU here", "nothing to do on a machine that simulates devices")
@@ -106,7 +106,7 @@ def check_driver() -> Iterator[Verdict]:
 
 
 def check_nccl() -> Iterator[Verdict]:
-    """The library that collectives between GPUs need."""
+    """Check that the library for collectives between GPUs is installed."""
     if not query("name"):
         return
     names = [name for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if _version(name)]
@@ -117,7 +117,7 @@ def check_nccl() -> Iterator[Verdict]:
 
 
 def check_devices() -> Iterator[Verdict]:
-    """What JAX finds is what the driver has."""
+    """Check that JAX finds every GPU that the driver has."""
     devices = jax.local_devices()
     found = f"JAX finds {len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
     there = len(query("index"))
@@ -132,7 +132,7 @@ def check_devices() -> Iterator[Verdict]:
 
 
 def check_matmul() -> Iterator[Verdict]:
-    """Speed of a bf16 matrix product on every device, against the data sheet."""
+    """Measure a bf16 matrix product on every device and compare its speed with the data sheet."""
     if jax.default_backend() == "cpu":
         yield Verdict("ok", f"matrix product: {measured_matmul_peak('fp32', seconds=0.1) / 1e12:.3f} TFLOP/s in fp32")
         return
@@ -149,7 +149,7 @@ def check_matmul() -> Iterator[Verdict]:
 
 
 def check_memory() -> Iterator[Verdict]:
-    """Memory that JAX may use, and the way to it from the host."""
+    """Measure the memory that JAX may use and the speed of copies to it from the host."""
     device = jax.local_devices()[0]
     if limit := (device.memory_stats() or {}).get("bytes_limit"):
         yield Verdict("ok", f"JAX may use {limit / GIB:.1f} GiB of every device")
@@ -161,7 +161,7 @@ def check_memory() -> Iterator[Verdict]:
 
 
 def check_links() -> Iterator[Verdict]:
-    """All-reduce between the devices of this process."""
+    """Measure an all-reduce between the devices of this process."""
     devices = jax.local_devices()
     if len(devices) == 1:
         return
@@ -180,7 +180,7 @@ def check_links() -> Iterator[Verdict]:
 
 
 def check_disk(directory: Path) -> Iterator[Verdict]:
-    """Room and speed of the directory for checkpoints."""
+    """Measure free space and speed of the directory for checkpoints."""
     directory.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(directory).free
     remedy = "" if free > 50 * GIB else "a checkpoint takes 12 to 16 bytes a parameter"
@@ -196,7 +196,7 @@ def check_disk(directory: Path) -> Iterator[Verdict]:
 
 
 def check_clock() -> Iterator[Verdict]:
-    """Nodes whose clocks differ write logs that nobody can read; a clock that was never set is off by years."""
+    """Check that this node's clock was set: logs of nodes whose clocks differ cannot be read together."""
     what = time.strftime("time of day %Y-%m-%d %H:%M:%S UTC", time.gmtime())
     if time.time() < Path(jax.__file__).stat().st_mtime:
         yield Verdict("FAIL", f"{what}, before JAX was installed", "set the clock, and run chronyd")
@@ -205,7 +205,7 @@ def check_clock() -> Iterator[Verdict]:
 
 
 def check_launcher() -> Iterator[Verdict]:
-    """Which place among several processes a run would find in this environment."""
+    """Say which place among several processes a run would find in this environment."""
     yield Verdict("ok", detect(os.environ, ClusterConfig()).describe())
 
 
@@ -223,7 +223,7 @@ def _version(package: str) -> str | None:
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    """The best of three, after one that may compile."""
+    """Return the best time of three runs in seconds, after a first run that may compile."""
     times = []
     for _ in range(4):
         start = time.perf_counter()

@@ -20,7 +20,7 @@ from megajax.config.gpu_settings import GPUS, TABLE, changes, gpu_type
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = OneLineParser(prog="python -m launch.env", description="Settings of XLA and NCCL.", allow_abbrev=False)
     parser.add_argument("--gpu", choices=GPUS, default=find_gpu_type(), help="default: the one that is here")
     parser.add_argument("--export", action="store_true", help="lines for a shell to evaluate")
@@ -37,12 +37,12 @@ def main(argv: list[str]) -> None:
 
 
 def find_gpu_type() -> str | None:
-    """Which GPU of the table this machine has."""
+    """Return the name under which the table knows this machine's GPU, or None."""
     return gpu_type(" ".join(query("name")))
 
 
 def announce_changes(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables to set for the GPU of this machine, printed; none on a machine without."""
+    """Print and return the variables to set for this machine's GPU; without a GPU there are none."""
     new = changes(find_gpu_type(), environment)
     for name, value in new.items():
         print(f"launch: {name}={value}", file=sys.stderr)

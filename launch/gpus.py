@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 
 def query(field: str) -> list[str]:
-    """One property of every GPU, such as "name" or "driver_version"; nothing where there is no driver."""
+    """Return one property of every GPU, such as "name" or "driver_version". The list is empty without a driver."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
@@ -18,6 +18,6 @@ def query(field: str) -> list[str]:
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may name: the user's own choice, or all there are."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES may name: those that the user has chosen, or all of them."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     return query("index") if chosen is None else [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]

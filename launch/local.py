@@ -38,7 +38,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 @entry_point
 def main(argv: list[str]) -> int:
-    """The command line."""
+    """Run the command line and return the exit code of the job."""
     parser = OneLineParser(prog="python -m launch.local", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_process_options(parser)
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:
-    """What `launch.local` and `launch.run` share."""
+    """Add the options that `launch.local` and `launch.run` share."""
     parser.add_argument("--processes", type=positive, default=1, help="processes to start; one is started as it is")
     parser.add_argument("--devices", type=positive, default=0, help="simulated CPU devices of each, instead of GPUs")
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS, help="seconds to leave once one has failed")
@@ -57,14 +57,14 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on, as argparse wants it read."""
+    """Read a whole number from 1 on, as a type of argparse."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
 
 
 def clean_command(words: Sequence[str]) -> list[str]:
-    """The words after `--`."""
+    """Return the words of the command, without the `--` before them."""
     command = list(words[1:] if words[:1] == ["--"] else words)
     if not command:
         raise InputError("nothing to start: give a command after --, such as -- python -m megajax.train CONFIG.yaml")
@@ -72,7 +72,7 @@ def clean_command(words: Sequence[str]) -> list[str]:
 
 
 def environments(processes: int, devices: int = 0, gpus: Sequence[str] | None = None) -> list[dict[str, str]]:
-    """The environment of each of several processes: torchrun's variables, its devices, the settings of its GPU.
+    """Return the environment of each process: torchrun's variables, its devices, the settings of its GPU.
 
     Args:
         processes: How many.
@@ -99,17 +99,17 @@ def _free_port() -> int:
 
 
 def say(message: str) -> None:
-    """One line of the launcher's own, on stderr."""
+    """Print a line of the launcher's own on stderr."""
     print(f"launch: {message}", file=sys.stderr, flush=True)
 
 
 class Signals:
-    """Context in which signals for the job are noted, to be passed on to whatever runs."""
+    """A context that notes the signals meant for the job, so that they can be passed on to its processes."""
 
     def __init__(self) -> None:
         """Nothing has arrived."""
         self.stop = ""
-        """The first request to stop for good, SIGTERM or SIGINT."""
+        """The first signal that asks the job to stop for good, SIGTERM or SIGINT."""
         self._arrived: list[signal.Signals] = []
         self._previous: dict[signal.Signals, Any] = {}
 
@@ -129,7 +129,7 @@ class Signals:
             self.stop = self.stop or name.name
 
     def take(self) -> list[signal.Signals]:
-        """Those that arrived since the last call."""
+        """Return the signals that have arrived since the last call."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -206,7 +206,7 @@ class _Job:
         self._selector.close()
 
     def running(self) -> bool:
-        """Whether any process is left; notes how the others ended."""
+        """Note how processes have ended, and tell whether any is left."""
         for rank, process in list(self._left.items()):
             if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
@@ -220,7 +220,7 @@ class _Job:
         return bool(self._left)
 
     def send(self, number: signal.Signals) -> None:
-        """A signal to every process that is left; SIGKILL also to those that it has started."""
+        """Send a signal to every process that is left; SIGKILL also goes to the processes that it has started."""
         if self._left:
             say(f"{number.name} goes to {len(self._left)} process(es)")
         for process in self._left.values():
@@ -230,7 +230,7 @@ class _Job:
                 process.send_signal(number)
 
     def pass_output_on(self, seconds: float) -> bool:
-        """Print the whole lines of the output that there is, after waiting for some; whether there was any."""
+        """Wait for output and print its whole lines; return whether there was any."""
         if not self._selector.get_map():
             time.sleep(seconds)
             return False
@@ -249,7 +249,7 @@ class _Job:
 
 
 def describe(code: int) -> str:
-    """An exit code in words."""
+    """Describe an exit code in words."""
     meanings = {1: "an error", 2: "bad input", 3: "diverged", 4: "hung", 5: "not ready", 130: "interrupted"}
     if code in meanings or code <= 128:
         return f"exit code {code}" + (f" ({meanings[code]})" if code in meanings else "")

@@ -42,7 +42,7 @@ PLACEHOLDER = "{processes}"
 
 @entry_point
 def main(argv: list[str]) -> int:
-    """The command line."""
+    """Run the command line and return the exit code of the job."""
     parser = OneLineParser(prog="python -m launch.run", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--max-restarts", type=int, required=True, help="restarts in all")
@@ -59,12 +59,12 @@ def main(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """What the supervisor knows about the run that a command is."""
+    """The supervisor's knowledge of the run that a command starts."""
 
     config: Config | None
-    """None if it is no `megajax.train`."""
+    """The configuration of the run, or None if the command is not `megajax.train`."""
     devices: int
-    """Of every process."""
+    """The number of devices that each process has."""
 
     @classmethod
     def of(cls, command: Sequence[str], processes: int, devices: int) -> Run:
@@ -93,14 +93,14 @@ class Run:
         return max((int(name) for name in names if name.isdigit()), default=None)
 
     def how_far(self, step: int | None) -> str:
-        """What exit code 0 means at this newest checkpoint: a request to stop, and a time limit, end with it, too."""
+        """Say what exit code 0 means at this newest checkpoint; a time limit or a request to stop ends with it too."""
         last = None if self.config is None or step is None else self._last_step(self.config, step)
         if step is None or last is None or step >= last:
             return "done"
         return f"stopped on request before step {last}: the same command goes on"
 
     def _last_step(self, config: Config, step: int) -> int | None:
-        """Number of the last step, as it follows from a checkpoint's record where the run is counted in samples."""
+        """Return the number of the last step; a run that is counted in samples needs a checkpoint's record for it."""
         if config.train.steps:
             return config.train.steps
         record = self._checkpoints(config) / f"{step}" / "record" / "metadata"
@@ -114,11 +114,11 @@ class Run:
         return epath.Path(RunDirectory(Path(config.output_dir)).checkpoints(config.checkpoint))
 
     def fewer(self, processes: int, least: int) -> int | None:
-        """The next smaller number of processes that the configuration allows, if there is one."""
+        """Return the next smaller number of processes that the configuration allows, or None."""
         return next(filter(self.allows, range(processes - 1, least - 1, -1)), None)
 
     def allows(self, processes: int) -> bool:
-        """Whether mesh and batch sizes are legal for so many."""
+        """Tell whether mesh and batch sizes are legal for this number of processes."""
         if self.config is None or not self.devices:
             return False
         try:
@@ -129,7 +129,7 @@ class Run:
 
 
 def read_start(config: Config) -> Mapping[str, Any]:
-    """What `init_from` implies by key, as training reads it."""
+    """Return the values that `init_from` implies by key, read as training reads them."""
     if config.init_from is None:
         return {}
     from megajax.interop.init_from import start_of  # noqa: PLC0415 - brings JAX, of no other use to a supervisor
@@ -160,14 +160,14 @@ def supervise(run: Run, command: Sequence[str], options: argparse.Namespace) -> 
 
 
 def why_final(code: int, signals: Signals) -> str:
-    """Why there is no restart."""
+    """Say why there is no restart."""
     if code in FINAL:
         return "a restart would not change that"
     return f"{signals.stop} was received" if signals.stop else "no restart left"
 
 
 def start(run: Run, command: Sequence[str], processes: int, options: argparse.Namespace, signals: Signals) -> int:
-    """One start of the job, by this launcher or by the one that the command names."""
+    """Start the job once, by this launcher or by the one that the command names."""
     gpus = None
     if any(PLACEHOLDER in word for word in command):
         command, processes = with_number(command, processes), 1
@@ -177,12 +177,12 @@ def start(run: Run, command: Sequence[str], processes: int, options: argparse.Na
 
 
 def with_number(words: Sequence[str], processes: int) -> list[str]:
-    """The words with the number of processes filled in."""
+    """Fill the number of processes into the words of the command."""
     return [word.replace(PLACEHOLDER, str(processes)) for word in words]
 
 
 def shrink(run: Run, processes: int, least: int) -> int:
-    """Fewer processes, if they can be; says so either way."""
+    """Return a smaller number of processes if the run allows one, and print what was decided."""
     fewer = run.fewer(processes, least)
     if fewer is None:
         report(
@@ -194,7 +194,7 @@ def shrink(run: Run, processes: int, least: int) -> int:
 
 
 def wait(seconds: float, signals: Signals) -> bool:
-    """Let time pass; False if there is a request to stop."""
+    """Wait for some seconds; return False as soon as somebody asks to stop."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not signals.stop:
         time.sleep(min(0.1, seconds))
@@ -202,12 +202,12 @@ def wait(seconds: float, signals: Signals) -> bool:
 
 
 def at(step: int | None) -> str:
-    """Where the run is."""
+    """Say where the run has its directory."""
     return "no checkpoint" if step is None else f"newest checkpoint: step {step}"
 
 
 def report(message: str) -> None:
-    """One dated line, on stderr."""
+    """Print one dated line on stderr."""
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} launch.run: {message}", file=sys.stderr, flush=True)
 
 

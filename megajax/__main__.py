@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
 
 
 def list_commands() -> dict[str, str]:
-    """Module -> what it is for, as the first sentence of its docstring says; nothing is imported for it."""
+    """Return each command's module with the first sentence of its docstring; nothing is imported for it."""
     commands = {}
     for package in ("megajax", "launch"):
         spec = find_spec(package)

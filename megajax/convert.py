@@ -21,12 +21,12 @@ from megajax.interop.megatron.read import is_megatron
 from megajax.interop.megatron.transfer import import_megatron
 
 ONLY = {"import": ("words", "interleaved_rope", "draw_heads", "ignore_args"), "export": ("step", "dtype")}
-"""What belongs to one of the two."""
+"""The options that only one of the two directions has."""
 
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """The command line."""
+    """Run the command line."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
     require_one_process("conversion")
     given = _parser().parse_intermixed_args(argv)

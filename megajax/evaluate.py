@@ -25,14 +25,14 @@ from megajax.inference.trained import TrainedModel, load_model
 
 TASKS = ("wikitext103", "lambada", "jsonl-perplexity")
 OVERLAP = 32
-"""Megatron-LM's default for WikiText."""
+"""The stride of overlapping windows on WikiText, Megatron-LM's default."""
 
 Result = WikiText | Lambada | Documents
 
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """The numbers go to stdout, everything said about them to stderr."""
+    """Run the command line: print the numbers on stdout, and all remarks on stderr."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
     require_one_process("evaluation")
     args = _parser().parse_intermixed_args(argv)
@@ -83,7 +83,7 @@ def evaluate(
 
 
 def numbers(result: Result) -> dict[str, Any]:
-    """What a result holds, by name."""
+    """Return the numbers of a result by name."""
     extra = {"accuracy": result.accuracy} if isinstance(result, Lambada) else {}
     return result._asdict() | extra
 

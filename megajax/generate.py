@@ -27,12 +27,12 @@ from megajax.inference.trained import Prompt, load_model
 log = logging.getLogger(__name__)
 
 FAMILIES = ("gpt", "t5")
-"""Models that make text."""
+"""The model families that can generate text."""
 
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """Continuations go to stdout, everything said about them to stderr."""
+    """Run the command line: print continuations on stdout, and all remarks on stderr."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
     require_one_process("generation")
     args = _parser().parse_intermixed_args(argv)
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
 def generate_text(
     run_dir: str | Path, prompts: Sequence[str], *, step: int | None = None, words: Sequence[str] = (), **options: Any
 ) -> list[Continuation]:
-    """Continue prompts with the model of a run; see `load_model` and `continue_prompts` to load it only once.
+    """Continue prompts with the model of a run. To load the model only once, use `load_model` and `continue_prompts`.
 
     Args:
         run_dir: `output_dir` of the training.
@@ -82,7 +82,7 @@ def generate_text(
 
 
 def _check_chat(args: argparse.Namespace) -> None:
-    """Refuse what a chat settles itself, or what there is no chat for."""
+    """Refuse options that a chat template decides, and chats with a model that has no template."""
     if args.system is not None and not args.chat:
         raise InputError("--system is said in a chat: give --chat as well")
     if args.chat and (args.special_tokens or args.add_bos is not None):
@@ -90,7 +90,7 @@ def _check_chat(args: argparse.Namespace) -> None:
 
 
 def _messages(prompt: str, system: str | None) -> list[Message]:
-    """A conversation: a JSON list of messages, or what a user says."""
+    """Read a conversation from a JSON list of messages, or take the text as the user's only message."""
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     try:
         written = json.loads(prompt) if prompt.startswith("[") else None
@@ -102,7 +102,7 @@ def _messages(prompt: str, system: str | None) -> list[Message]:
 
 
 def _read_prompts(path: Path) -> Iterator[str]:
-    """One prompt a line: a JSON string, where line ends have to stand in it, or plain text."""
+    """Read one prompt a line: plain text, or a JSON string where the prompt itself has line ends."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -116,7 +116,7 @@ def _read_prompts(path: Path) -> Iterator[str]:
 
 
 def _line(made: Continuation, args: argparse.Namespace) -> str:
-    """What stdout gets of a continuation."""
+    """Return the line that is printed for a continuation."""
     echo, logprobs = args.echo, args.logprobs
     if args.json:
         record: dict[str, Any] = {

@@ -30,13 +30,13 @@ from megajax.training.run_directory import RunDirectory
 from megajax.training.schedule import Schedule
 
 Metrics = dict[str, float | None]
-"""By name; None for what is not finite, as in metrics.jsonl."""
+"""The metrics of a step by name. A number that is not finite is None, as in metrics.jsonl."""
 COMPARED = ("lm loss", "grad-norm", "learning-rate", "tokens")
 
 
 @entry_point
 def main(argv: list[str]) -> int:
-    """The command line; 1 if some bit differs."""
+    """Run the command line and return 1 if some bit differs."""
     parser = OneLineParser(prog="python -m megajax.replay", description="Take steps of a run again and compare.")
     parser.add_argument("run_dir", metavar="RUN_DIR", help="output_dir of the training")
     parser.add_argument("--step", type=int, metavar="N", help="last step (default: that of the newest checkpoint)")
@@ -66,16 +66,16 @@ def main(argv: list[str]) -> int:
 
 @dataclass
 class Pass:
-    """What came out of taking the steps once."""
+    """The results of taking the steps once."""
 
     metrics: dict[int, Metrics] = field(default_factory=dict)
-    """By step."""
+    """The metrics of every step, by its number."""
     fingerprints: dict[str, str] = field(default_factory=dict)
-    """Of the state after the last one, by name."""
+    """The fingerprints of the state after the last step, by name of the array."""
 
 
 def choose_steps(checkpoints: Checkpoints, last: int | None) -> tuple[int, int]:
-    """The checkpoint to start from, and the last step.
+    """Return the step of the checkpoint to start from, and the last step.
 
     Raises:
         InputError: there is no checkpoint before that step.
@@ -95,7 +95,7 @@ def choose_steps(checkpoints: Checkpoints, last: int | None) -> tuple[int, int]:
 
 
 def with_recorded_batches(config: Config, recorded: dict[int, Metrics], consumed: int, start: int, stop: int) -> Config:
-    """The configuration with the batch size that the steps behind `start`, up to `stop`, had.
+    """Return the configuration with the batch size that the steps after `start`, up to `stop`, had.
 
     Args:
         config: of the first start of the run, or as the user says.
@@ -170,7 +170,7 @@ def take_steps(trainer: Trainer, start: int, stop: int) -> Pass:
 
 
 def recorded_metrics(path: Path, start: int, stop: int) -> dict[int, Metrics]:
-    """What the run recorded, by step.
+    """Return the metrics that the run recorded, by step.
 
     Raises:
         InputError: between the two steps it went back to a checkpoint, and did not take them one after the other.
@@ -184,7 +184,7 @@ def recorded_metrics(path: Path, start: int, stop: int) -> dict[int, Metrics]:
 
 
 def compare(passes: list[Pass], recorded: dict[int, Metrics], kept: dict[str, str] | None) -> list[str]:
-    """Everything that is not equal, by step or name."""
+    """List everything that is not equal, by step or by name."""
     first, second = passes
     found = []
     for step, metrics in first.metrics.items():

@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """The command line."""
+    """Run the command line and return its exit code."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # there is nothing to save before the loop
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)  # Orbax has set one up
     logging.getLogger("megajax").setLevel(logging.INFO)
@@ -71,12 +71,12 @@ def main(argv: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """The outcome of a run."""
 
     output_dir: Path
     step: int
     validation: dict[int, float]
-    """Validation losses of this start, by step."""
+    """The validation losses since this start, by step."""
 
 
 def train(config: Config) -> Result:
@@ -257,14 +257,14 @@ class Trainer:
         self._check(self.reporter.flush())
 
     def take_step(self, consumed: int, host_batch: HostBatch) -> dict[str, jax.Array]:
-        """One training step; its metrics are still on the device, and need not be there yet."""
+        """Take one training step. Its metrics stay on the device, which may still be computing them."""
         batch_size = self.ramp.batch_size_at(consumed)
         self.state, metrics = self.train_step(self.state, self.feed.place(host_batch, batch_size))
         self.step, self.consumed = self.step + 1, consumed + batch_size
         return metrics
 
     def batches(self) -> Iterator[tuple[int, HostBatch]]:
-        """(samples consumed before, batch) from here to the last step; time spent waiting for them is booked."""
+        """Yield (samples consumed before, batch) up to the last step, and book the time spent waiting for each."""
         left, size_at = self.steps - self.step, self.ramp.batch_size_at
         loader = Loader(self.dataset, self.config.data.prefetch, size_at, left, self.consumed, self.feed.rows)
         batches = iter(loader)
@@ -274,7 +274,7 @@ class Trainer:
             yield item
 
     def evaluate(self, split: str, name: str) -> None:
-        """Report the losses on a split, if there is one."""
+        """Compute and report the losses on a split, if the data has one."""
         dataset = self.datasets[split]
         if dataset is None or self.config.evaluation.steps == 0:
             return
@@ -299,13 +299,13 @@ class Trainer:
         self.reporter.saved(self.step, seconds, self.config.checkpoint.asynchronous)
 
     def save_local(self) -> None:
-        """Write a copy of this step that is this host's own."""
+        """Write this host's own copy of the state after this step."""
         self._check(self.reporter.flush())
         with self.reporter.during("checkpoint"), self.watchdog.patient():
             self.checkpoints.save_local(self.step, self.canonical.of(self.state), self.record())
 
     def restore(self, step: int | None = None) -> dict[str, Any]:
-        """Take the state of a checkpoint (None: the newest good one); what was recorded beside it."""
+        """Restore the state from a checkpoint (None: the newest good one) and return the record beside it."""
         with self.clock.during("restore"):
             restored, record = self.checkpoints.restore(self.canonical.abstract, self.canonical.shardings, step)
             self.state = self.canonical.back(restored)
@@ -313,7 +313,7 @@ class Trainer:
         return record
 
     def record(self) -> dict[str, Any]:
-        """What is saved beside the state."""
+        """Return the record that is saved beside the state."""
         return {
             "step": self.step,
             "consumed_samples": self.consumed,
@@ -341,7 +341,7 @@ class Trainer:
         self.reporter.rewind(saved)
 
     def _listen(self, wait: bool = False) -> None:
-        """Tell the other processes how this one does, and take note, at the same step as they, of what is asked for."""
+        """Tell the other processes how this one does, and learn, at the same step as they do, what was asked for."""
         tables = self.pulse.beat([self.requests.take(), *self.reporter.pace.own_seconds()], wait)
         if tables is None:
             return
@@ -352,7 +352,7 @@ class Trainer:
             self.seconds[:] = 0
 
     def _interrupted(self) -> bool:
-        """Whether to end an evaluation."""
+        """Tell whether a running evaluation has to end."""
         self.watchdog.beat("evaluation")
         self._listen(wait=True)
         return self.request.stops

@@ -38,7 +38,7 @@ SHORT = {op: "".join(word[0] for word in op.split("-")) for op in OPS}
 
 @entry_point
 def main(argv: list[str]) -> int:
-    """The command line; 1 if a layout is outside the yardstick."""
+    """Run the command line and return 1 if a layout differs by more than the yardstick allows."""
     require_one_process("verification")
 
     def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def choose_layouts(config: Config, devices: int, words: str = "", most: int | None = None) -> list[Config]:
-    """The legal layouts with all `words` in their name, or `most` of them at even distances.
+    """Return the legal layouts that have all `words` in their name, or `most` of them at even distances.
 
     Raises:
         InputError: there is none.
@@ -79,7 +79,7 @@ def choose_layouts(config: Config, devices: int, words: str = "", most: int | No
 
 
 def verify(config: Config, layouts: Sequence[Config], steps: int) -> int:
-    """Print a row for every layout as soon as it is known; 1 if one is outside the yardstick."""
+    """Print a row for each layout as soon as it is known; return 1 if one differs by more than the yardstick allows."""
     reference = train_layout(one_device(config), steps)
     losses = f"losses {reference.losses[0]:.4f} to {reference.losses[-1]:.4f}"
     print(f"{len(layouts)} layouts, {steps} steps each, against one device without accumulation ({losses})")
