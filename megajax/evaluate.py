@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
     require_one_process("evaluation")
     args = _parser().parse_intermixed_args(argv)
-    trained = load_model(args.run_dir, args.step, args.words, purpose=f"--task {args.task}", families=("gpt",))
+    trained = load_model(args.run_dir, args.step, args.words, purpose=f"--task {args.task}", writes=("continuation",))
     result = evaluate(
         trained, args.task, args.data,
         overlapping_eval=args.overlapping_eval, strict=args.strict_lambada, batch_size=args.batch_size,

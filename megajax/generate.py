@@ -26,8 +26,8 @@ from megajax.inference.trained import Prompt, load_model
 
 log = logging.getLogger(__name__)
 
-FAMILIES = ("gpt", "t5")
-"""The model families that can generate text."""
+WRITES = ("continuation", "answer")
+"""Models that can generate text, as `Model.writes` has it."""
 
 
 @entry_point
@@ -48,8 +48,8 @@ def main(argv: list[str]) -> None:
     if not prompts:
         raise InputError("no prompt: give --prompt TEXT or --prompts-file FILE")
     _check_chat(args)
-    families = ("gpt",) if args.chat else FAMILIES
-    trained = load_model(args.run_dir, args.step, args.words, "--chat" if args.chat else "generation", families)
+    writes = ("continuation",) if args.chat else WRITES
+    trained = load_model(args.run_dir, args.step, args.words, "--chat" if args.chat else "generation", writes)
     if args.add_bos is not None:
         trained = trained.with_bos(args.add_bos)
     asked: Sequence[str | Prompt] = prompts
@@ -77,7 +77,7 @@ def generate_text(
         options: those of `training.sample.Options`.
     """
     wanted = Options(**options)
-    trained = load_model(run_dir, step, words, "generation", FAMILIES)
+    trained = load_model(run_dir, step, words, "generation", WRITES)
     return list(continue_prompts(trained, prompts, wanted))
 
 

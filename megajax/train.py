@@ -26,7 +26,6 @@ from megajax.config import ClusterConfig, Config, InputError, check_batch, check
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.config.gpu_settings import settings_warning
 from megajax.corpus.prepare import prepare_text
-from megajax.data.batch import batch_arrays
 from megajax.data.build import build_datasets
 from megajax.data.consumed import Mix, TrainingData
 from megajax.data.dataset import Batch as HostBatch
@@ -34,6 +33,7 @@ from megajax.data.loader import Loader
 from megajax.in_turn import in_turn
 from megajax.inference.sample import encode_prompt, print_sample
 from megajax.interop.init_from import prepare_start, start_from, start_of
+from megajax.models.families import batch_arrays
 from megajax.observe.clock import Clock
 from megajax.observe.late import StepMetrics
 from megajax.observe.memory import explained_out_of_memory

@@ -137,11 +137,6 @@ class ModelConfig:
         return self.expert_ffn_size or self.ffn_size
 
     @property
-    def causal(self) -> bool:
-        """Whether the blocks that a pipeline runs see the past only."""
-        return self.family != "bert"
-
-    @property
     def ffn_size(self) -> int:
         """F after the default."""
         if self.ffn_hidden_size is not None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megajax.config.model import ModelConfig
+from megajax.models.families import model_class
 
 AttentionConvention = Literal["full", "causal"]
 Remat = Literal["none", "selective", "full"]
@@ -101,7 +102,7 @@ def _cross(model: ModelConfig, tokens: int, encoded: int, sequence: int) -> Part
 
 def _keys_seen(model: ModelConfig, sequence: int, attention: AttentionConvention) -> float:
     """Keys that a query of a sequence is charged for: all, or those before it (and in its window)."""
-    if attention == "full" or not model.causal:
+    if attention == "full" or not model_class(model).causal:
         return sequence
     window = min(model.window or sequence, sequence)
     return window - window**2 / (2 * sequence)

@@ -25,8 +25,8 @@ from megajax.config.parallel import REPLICAS
 from megajax.config.train import ACTIVATION_NAMES
 from megajax.costs.stacks import Stack, expert_load, stacks
 from megajax.costs.weights import Counts, count_weights
-from megajax.data.batch import batch_arrays
 from megajax.models.cross_entropy import CHUNK_LOGITS
+from megajax.models.families import batch_arrays
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 

@@ -22,25 +22,13 @@ from megajax.config.config import Config
 from megajax.config.model import ModelConfig
 from megajax.costs.sizes import parameter_counts
 from megajax.models.experts import block_rows
-
-
-class Stack(NamedTuple):
-    """Layers of one kind, one after the other."""
-
-    layers: int
-    sequence: int
-    """Tokens of a sample."""
-    memory: int = 0
-    """Tokens of the encoder's output that every layer looks at as well; 0 = none."""
+from megajax.models.families import model_class
+from megajax.models.model import Stack
 
 
 def stacks(config: Config) -> tuple[Stack, ...]:
-    """Those of a model, in the order in which they run; a pipeline cuts the last one."""
-    model, data = config.model, config.data
-    if model.family != "t5":
-        return (Stack(model.num_layers, data.seq_length),)
-    encoder = Stack(model.encoder_layers or model.num_layers, data.seq_length)
-    return (encoder, Stack(model.num_layers, data.decoder_seq_length, memory=data.seq_length))
+    """Return the stacks of a model, in the order in which they run; a pipeline cuts the last one."""
+    return model_class(config.model).stacks(config.model, config.data)
 
 
 class LayerWeights(NamedTuple):
@@ -85,13 +73,13 @@ def table_parameters(model: ModelConfig) -> int:
 
 
 def head_matrices(model: ModelConfig) -> int:
-    """[D, D] matrices beside the tables, which every device has whole: BERT's transform, and its pooler."""
-    return 0 if model.family != "bert" else 1 + model.pair_task
+    """Count the [D, D] matrices beside the tables, which every device has whole: BERT's transform, and its pooler."""
+    return model_class(model).head_matrices(model)
 
 
 def lookups(model: ModelConfig) -> int:
-    """Times that a microbatch is looked up in the embedding."""
-    return 2 if model.family == "t5" else 1
+    """Count how often a microbatch is looked up in the embedding: by an encoder and by a decoder."""
+    return 2 if model_class(model).writes == "answer" else 1
 
 
 def lookups_again(model: ModelConfig, stages: int) -> int:

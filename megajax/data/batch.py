@@ -6,43 +6,11 @@ Shapes: B batch, S sequence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from megajax.config.data import DataConfig
-from megajax.config.model import ModelConfig
 from megajax.data.dataset import Batch
-
-
-class RowArray(NamedTuple):
-    """What one sample contributes to an array of a batch."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-def batch_arrays(model: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
-    """The arrays of a batch that a model family eats.
-
-    All families: tokens, labels int32 [B, S], loss_mask fp32 [B, S], sample_ids uint32 [B] (dropout keys follow from
-    them); segment_ids int32 [B, S] where tokens see those of their own segment only, padding being one of its own.
-    gpt: positions. bert: positions, token_types, and pair_labels int32 [B] (-1: none). t5: tokens and segment_ids are
-    the encoder's; decoder_tokens, labels, loss_mask and decoder_segment_ids are [B, T].
-    """
-    ids, mask = RowArray((data.seq_length,), np.int32), RowArray((data.seq_length,), np.float32)
-    sample = {"sample_ids": RowArray((), np.uint32)}
-    if model.family == "t5":
-        decoder = RowArray((data.decoder_seq_length,), np.int32)
-        names = ("decoder_tokens", "labels", "decoder_segment_ids")
-        mask = RowArray(decoder.shape, np.float32)
-        return {"tokens": ids, "segment_ids": ids, **dict.fromkeys(names, decoder), "loss_mask": mask, **sample}
-    arrays = {"tokens": ids, "labels": ids, "loss_mask": mask, "positions": ids, **sample}
-    if model.family == "bert":
-        arrays |= {"token_types": ids, "segment_ids": ids}
-        return arrays | ({"pair_labels": RowArray((), np.int32)} if model.pair_task else {})
-    apart = data.reset_attention or data.kind == "instruction"
-    return arrays | ({"segment_ids": ids} if apart else {})
 
 
 def make_batch(samples: Sequence[np.ndarray], sample_ids: np.ndarray, config: DataConfig, eod: int) -> Batch:

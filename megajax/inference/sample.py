@@ -21,6 +21,7 @@ from megajax.in_turn import in_turn
 from megajax.inference.decode import Generation, advance, begin
 from megajax.inference.sampling import Sampling
 from megajax.inference.trained import Prompt, TrainedModel
+from megajax.models.families import model_class
 from megajax.models.model import Model
 from megajax.models.parameters import join_layers
 
@@ -104,7 +105,7 @@ def continue_prompts(
     """
     if not prompts or isinstance(prompts, str):
         raise InputError("prompts: expected a list of at least one text")
-    if options.score_prompts and trained.config.model.family != "gpt":
+    if options.score_prompts and model_class(trained.config.model).writes != "continuation":
         raise InputError("a prompt that an encoder reads has no log-probabilities: leave --echo or --logprobs out")
     rows = [_Row(number, prompt, trained, options) for number, prompt in enumerate(prompts)]
     return (
@@ -164,7 +165,7 @@ class _Row:
         positions = trained.config.model.max_positions
         self.prompt_ids = list(prompt.ids)
         trained.check_ids(self.prompt_ids, prompt.text)
-        self.encoded = trained.config.model.family == "t5"
+        self.encoded = model_class(trained.config.model).writes == "answer"
         if options.cut_prompts:
             self.prompt_ids = self.prompt_ids[-max(1, positions - options.tokens) :]
         self.room = self._room(options.tokens, positions)
@@ -232,7 +233,7 @@ def encode_prompt(config: Config, tokenizer: Tokenizer) -> list[int]:
     """
     check_text(config.log.sample_prompt or "", "log.sample_prompt")
     ids = [*tokenizer.prefix, *tokenizer.encode(config.log.sample_prompt)] if config.log.sample_prompt else []
-    if ids and config.model.family != "gpt":
+    if ids and model_class(config.model).writes != "continuation":
         raise InputError(f"log.sample_prompt: a {config.model.family} does not continue text: unset it")
     if len(ids) >= config.model.max_positions:
         raise InputError(

@@ -26,7 +26,7 @@ from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.corpus.chat import Chat, Message
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.data.tokenizers.tokenizer import check_text
-from megajax.models.families import build_model
+from megajax.models.families import FAMILIES, build_model, model_class
 from megajax.models.layout import Layout
 from megajax.models.model import Model
 from megajax.models.parameters import cast
@@ -140,7 +140,7 @@ def load_model(
     step: int | None = None,
     words: Sequence[str] = (),
     purpose: str = "this",
-    families: Sequence[str] = ("gpt", "bert", "t5"),
+    writes: Sequence[str] = (),
 ) -> TrainedModel:
     """Read the weights of a run: trained here, still training, or imported.
 
@@ -149,15 +149,15 @@ def load_model(
         step: of the checkpoint; None for the newest.
         words: `KEY=VALUE` for what need not be as in training (`CHOICES`), such as `parallel.tensor=2`.
         purpose: what the model is wanted for, for messages.
-        families: models that will do.
+        writes: what a model that will do makes of a prompt (`Model.writes`); any if empty.
 
     Raises:
         InputError: there is no such run, checkpoint or tokenizer, the mesh does not fit model or devices, or the model
             is of another family.
     """
     run, config = open_run(run_dir, words)
-    if config.model.family not in families:
-        wanted = " or ".join(families)
+    if writes and model_class(config.model).writes not in writes:
+        wanted = " or ".join(name for name, family in FAMILIES.items() if family.writes in writes)
         raise InputError(f"{purpose} takes a {wanted} model, and that of {run.path} is a {config.model.family}")
     rules = replace(Rules.of(_mesh(config.parallel), config.parallel, config.model), sequence_parallel=False)
     layout = Partitioned(rules)
@@ -177,7 +177,7 @@ def load_model(
         model, tokenizer, config, layout, layout.replicas,
         end_ids=_end_ids(run, tokenizer),
         prefix=tokenizer.prefix,
-        suffix=tokenizer.suffix if config.model.family == "t5" else (),
+        suffix=tokenizer.suffix if model_class(config.model).writes == "answer" else (),
         first_token=_first_token(run, tokenizer),
     )  # fmt: skip
 

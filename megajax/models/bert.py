@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
+from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
 from megajax.models.activations import ACTIVATIONS
 from megajax.models.block import run_blocks, stack_blocks
@@ -22,7 +24,7 @@ from megajax.models.init import normal, zeros
 from megajax.models.layout import Layout
 from megajax.models.linear import add_bias, linear
 from megajax.models.losses import Losses
-from megajax.models.model import Batch, Model, vocabulary_table
+from megajax.models.model import Batch, Model, RowArray, vocabulary_table
 from megajax.models.norm import Norm
 
 PAIR_CLASSES = 2
@@ -30,6 +32,9 @@ PAIR_CLASSES = 2
 
 class Bert(Model):
     """Embedding, blocks, masked-LM head and, for pairs of texts, pooler and sentence-order head."""
+
+    causal = False
+    sees = "full"
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw all weights; they depend on (key, config) alone, never on the layout."""
@@ -43,7 +48,7 @@ class Bert(Model):
             self.token_type_embedding = normal(type_key, (config.token_types, d), std, ("few", "embed"), "embedding")
         if config.embedding_norm:
             self.embedding_norm = Norm(d, config)
-        self.blocks = stack_blocks(block_key, config)
+        self.blocks = stack_blocks(block_key, config, causal=self.causal)
         if config.norm_placement == "pre":
             self.final_norm = Norm(d, config)
         self.transform = normal(transform_key, (d, d), std, ("embed", "norm"))
@@ -55,6 +60,18 @@ class Bert(Model):
             self.pooler_bias = zeros((d,), ("norm",))
             self.pair_head = normal(pair_key, (d, PAIR_CLASSES), std, ("embed", "few"))
             self.pair_bias = zeros((PAIR_CLASSES,), ("few",))
+
+    @classmethod
+    def arrays(cls, config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
+        """See `Model.arrays`; token_types int32 [B, S], and for pairs pair_labels int32 [B] (-1: none)."""
+        arrays = super().arrays(config, data)
+        arrays |= dict.fromkeys(("token_types", "segment_ids"), arrays["tokens"])
+        return arrays | ({"pair_labels": RowArray((), np.int32)} if config.pair_task else {})
+
+    @classmethod
+    def head_matrices(cls, config: ModelConfig) -> int:
+        """Count the transform, and the pooler for pairs."""
+        return 1 + config.pair_task
 
     def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
         """What the blocks need to know of a batch: padding is a segment of its own."""

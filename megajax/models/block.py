@@ -77,9 +77,9 @@ class Block(nnx.Module):
         return x if self.pre_norm else norm(x)
 
 
-def stack_blocks(key: jax.Array, config: ModelConfig) -> Block:
+def stack_blocks(key: jax.Array, config: ModelConfig, *, causal: bool = True) -> Block:
     """All layers as one Block whose weights have a leading dimension L; layer i depends on (key, i) alone."""
-    return stack_layers(key, config.num_layers, lambda key: Block(key, config, causal=config.causal))
+    return stack_layers(key, config.num_layers, lambda key: Block(key, config, causal=causal))
 
 
 def stack_layers(key: jax.Array, count: int, layer: Callable[[jax.Array], M]) -> M:

@@ -1,21 +1,29 @@
-"""The model families by name."""
+"""The registry of model families: all that is special about one stands on its class (see `models.model`)."""
 
 from __future__ import annotations
 
 import jax
 
-from megajax.config.base import InputError
+from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
 from megajax.models.bert import Bert
 from megajax.models.gpt import Gpt
-from megajax.models.model import Model
+from megajax.models.model import Model, RowArray
 from megajax.models.t5 import T5
 
 FAMILIES: dict[str, type[Model]] = {"gpt": Gpt, "bert": Bert, "t5": T5}
 
 
+def model_class(config: ModelConfig) -> type[Model]:
+    """Return the class of a model's family."""
+    return FAMILIES[config.family]
+
+
 def build_model(key: jax.Array, config: ModelConfig) -> Model:
     """Draw the weights of a model; they depend on (key, config) alone."""
-    if config.family not in FAMILIES:
-        raise InputError(f"model.family {config.family} is not available yet")
-    return FAMILIES[config.family](key, config)
+    return model_class(config)(key, config)
+
+
+def batch_arrays(config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
+    """Name the arrays of a training batch; see `Model.arrays`."""
+    return model_class(config).arrays(config, data)

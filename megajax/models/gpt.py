@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
 from megajax.models.attention_kernels import alibi
 from megajax.models.block import run_blocks, stack_blocks
@@ -16,13 +17,15 @@ from megajax.models.context import Context
 from megajax.models.init import normal
 from megajax.models.layout import Layout, Table
 from megajax.models.losses import Losses
-from megajax.models.model import Batch, Model, vocabulary_table
+from megajax.models.model import Batch, Model, RowArray, vocabulary_table
 from megajax.models.norm import Norm
 from megajax.models.rope import rope_angles
 
 
 class Gpt(Model):
     """Embedding, blocks, final norm, head."""
+
+    writes = "continuation"
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw all weights; they depend on (key, config) alone, never on the layout."""
@@ -38,6 +41,13 @@ class Gpt(Model):
         self.final_norm = Norm(config.hidden_size, config)
         if not config.tied_head:
             self.head = vocabulary_table(head_key, config)
+
+    @classmethod
+    def arrays(cls, config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
+        """See `Model.arrays`; segment_ids where documents, or conversations, do not see each other."""
+        arrays = super().arrays(config, data)
+        apart = data.reset_attention or data.kind == "instruction"
+        return arrays | ({"segment_ids": arrays["tokens"]} if apart else {})
 
     def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
         """What the blocks need to know of a batch."""

@@ -1,16 +1,19 @@
-"""What training, pipelines and evaluation ask of every model family.
+"""Everything that training, pipelines, generation and the planner ask of a model family stands on its class.
 
-Shapes: B batch, S sequence, D embed, V padded vocabulary.
+Shapes: B batch, S sequence, T decoder sequence, D embed, V padded vocabulary.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
+from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
 from megajax.models.block import RESIDUAL, Block, Remat, run_blocks
 from megajax.models.context import Context
@@ -22,9 +25,32 @@ from megajax.models.losses import Losses, add
 Batch = dict[str, jax.Array]
 
 
+class RowArray(NamedTuple):
+    """What one sample contributes to an array of a batch."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class Stack(NamedTuple):
+    """Layers that one scan runs, as the planner counts them."""
+
+    layers: int
+    sequence: int
+    """Tokens of a sample."""
+    memory: int = 0
+    """Tokens of the encoder's output that every layer looks at as well; 0 = none."""
+
+
 class Model(nnx.Module):
     """Embedding, blocks, head. `blocks` is what a pipeline runs; the rest every stage has."""
 
+    causal: ClassVar[bool] = True
+    """Whether the blocks that a pipeline runs see the past only."""
+    sees: ClassVar[str] = "causal"
+    """Who looks at whom, in words for the log."""
+    writes: ClassVar[Literal["continuation", "answer"] | None] = None
+    """The text that it makes of a prompt: what follows it, or what a decoder writes after an encoder has read it."""
     config: ModelConfig
     blocks: Block
     word_embedding: nnx.Param
@@ -33,9 +59,41 @@ class Model(nnx.Module):
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw all weights; they depend on (key, config) alone, never on the layout."""
 
+    @classmethod
+    def arrays(cls, config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
+        """Name the arrays of a training batch, without its dimension B.
+
+        All families: tokens and labels int32 [B, S], loss_mask fp32 [B, S], sample_ids uint32 [B] (dropout keys follow
+        from them), and segment_ids int32 [B, S] where tokens see those of their own segment only, padding being one of
+        its own. Most have positions int32 [B, S] as well.
+        """
+        ids, mask = RowArray((data.seq_length,), np.int32), RowArray((data.seq_length,), np.float32)
+        return {
+            "tokens": ids,
+            "labels": ids,
+            "loss_mask": mask,
+            "positions": ids,
+            "sample_ids": RowArray((), np.uint32),
+        }
+
+    @classmethod
+    def stacks(cls, config: ModelConfig, data: DataConfig) -> tuple[Stack, ...]:
+        """Return the stacks of layers in the order in which they run; a pipeline cuts the last one."""
+        return (Stack(config.num_layers, data.seq_length),)
+
+    @classmethod
+    def decoder_tokens(cls, data: DataConfig) -> int:
+        """Return T, the tokens of a sample that a decoder beside an encoder reads; 0 = there are not two of them."""
+        return 0
+
+    @classmethod
+    def head_matrices(cls, config: ModelConfig) -> int:
+        """Return how many matrices [D, D] the heads have besides the output matrix."""
+        return 0
+
     @abstractmethod
     def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
-        """What the blocks need to know of a batch: see `megajax.data.batch` for its arrays."""
+        """What the blocks need to know of a batch of `arrays`."""
 
     @abstractmethod
     def embed(self, batch: Batch, context: Context) -> jax.Array:

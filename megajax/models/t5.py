@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
 from megajax.models.attention_kernels import Pattern
 from megajax.models.block import RESIDUAL, Attend, Block, Remat, run_blocks, stack_layers
@@ -25,13 +26,16 @@ from megajax.models.init import normal
 from megajax.models.layout import Layout, attend
 from megajax.models.linear import linear
 from megajax.models.losses import Losses
-from megajax.models.model import Batch, Model, vocabulary_table
+from megajax.models.model import Batch, Model, RowArray, Stack, vocabulary_table
 from megajax.models.norm import Norm
 from megajax.models.relative import relative_bias
 
 
 class T5(Model):
     """Embedding, encoder, decoder, head. `blocks` are the decoder's."""
+
+    sees = "full, in the decoder causal"
+    writes = "answer"
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw all weights; they depend on (key, config) alone, never on the layout."""
@@ -54,6 +58,33 @@ class T5(Model):
         )
         if not config.tied_head:
             self.head = vocabulary_table(head_key, config)
+
+    @classmethod
+    def arrays(cls, config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
+        """See `Model.arrays`; tokens and segment_ids [B, S] are the encoder's.
+
+        The decoder's are decoder_tokens, labels, loss_mask and decoder_segment_ids [B, T].
+        """
+        encoder = super().arrays(config, data)
+        ids, mask = (RowArray((data.decoder_seq_length,), dtype) for dtype in (np.int32, np.float32))
+        return {
+            "tokens": encoder["tokens"],
+            "segment_ids": encoder["tokens"],
+            **dict.fromkeys(("decoder_tokens", "labels", "decoder_segment_ids"), ids),
+            "loss_mask": mask,
+            "sample_ids": encoder["sample_ids"],
+        }
+
+    @classmethod
+    def stacks(cls, config: ModelConfig, data: DataConfig) -> tuple[Stack, ...]:
+        """Return encoder and decoder."""
+        encoder = Stack(config.encoder_layers or config.num_layers, data.seq_length)
+        return (encoder, Stack(config.num_layers, data.decoder_seq_length, memory=data.seq_length))
+
+    @classmethod
+    def decoder_tokens(cls, data: DataConfig) -> int:
+        """Return T."""
+        return data.decoder_seq_length
 
     def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
         """What the decoder's blocks need to know of a batch, but for what the encoder made of it."""

@@ -20,7 +20,7 @@ from megajax.config.train import ACTIVATION_NAMES
 from megajax.costs.hardware import Gpu
 from megajax.costs.memory import saved_per_layer
 from megajax.costs.stacks import LayerWeights, Stack, expert_load, layer_weights
-from megajax.data.batch import batch_arrays
+from megajax.models.families import batch_arrays
 from megajax.parallel.kernels import choose_attention
 from megajax.planning.operations import WIDTH, Numbers, Work, gather_seconds, memory_seconds
 from megajax.planning.trainers import Trainer

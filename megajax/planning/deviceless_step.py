@@ -29,7 +29,7 @@ from megajax.config.cli import entry_point
 from megajax.config.gpu_settings import compiler_options, gpu_type
 from megajax.config.parallel import AXES
 from megajax.costs.stacks import balanced_load
-from megajax.data.batch import batch_arrays
+from megajax.models.families import batch_arrays
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh, simulate_devices
 from megajax.parallel.pipeline.schedule import Interleaved1F1B

@@ -19,7 +19,7 @@ import numpy as np
 
 from megajax.config import Config, ParallelConfig
 from megajax.config.parallel import AXES, fit_vocabulary
-from megajax.data.batch import batch_arrays
+from megajax.models.families import batch_arrays
 from megajax.models.losses import coefficients, objective
 from megajax.models.parameters import join_layers, named_leaves
 from megajax.parallel.kernels import choose_attention

@@ -17,6 +17,7 @@ from math import prod
 from megajax.config import Config, InputError
 from megajax.costs.memory import StageMemory
 from megajax.costs.weights import model_leaves
+from megajax.models.families import model_class
 
 CUTS = {
     "layers": ("pipe",),
@@ -93,9 +94,10 @@ def check_like_megatron(config: Config) -> None:
     Raises:
         InputError: names the kind of model or the key.
     """
+    encodes = model_class(config.model).writes == "answer"
     lacking = {
         "model.experts: it drops tokens or pads them, as its options say": config.model.experts > 0,
-        "model.family t5: it splits the pipeline between encoder and decoder": config.model.family == "t5",
+        "model.family t5: it splits the pipeline between encoder and decoder": encodes,
         "parallel.whole_heads: it has none": config.parallel.whole_heads,
     }
     for reason, applies in lacking.items():

@@ -23,6 +23,7 @@ from megajax.costs.flops import AttentionConvention, count_flops
 from megajax.costs.hardware import Gpu
 from megajax.costs.stacks import layer_weights, stacks, table_parameters
 from megajax.costs.weights import MOMENTS
+from megajax.models.families import model_class
 from megajax.planning.cut import Cut
 from megajax.planning.layer_time import layer_work, vocabulary_work
 from megajax.planning.operations import (
@@ -145,7 +146,7 @@ def step_time(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Traine
         model=config.model,
         batch=config.train.global_batch_size,
         sequence=config.data.seq_length,
-        decoder_sequence=config.data.decoder_seq_length if config.model.family == "t5" else 0,
+        decoder_sequence=model_class(config.model).decoder_tokens(config.data),
         devices=devices,
         peak=peak_flops(gpu, cut.products),
         executed_flops=work.flops * devices,

@@ -17,6 +17,7 @@ from megajax.costs.memory import describe_logits, state_bytes
 from megajax.costs.sizes import parameter_count
 from megajax.data.consumed import TrainingData
 from megajax.data.dataset import Dataset
+from megajax.models.families import model_class
 from megajax.observe.memory import device_memory
 from megajax.observe.throughput import Throughput
 from megajax.parallel.kernels import Kernel
@@ -25,19 +26,18 @@ from megajax.training.run_directory import RunDirectory
 
 ATTENTION_FLOPS: Literal["full", "causal"] = "causal"
 """Convention of the model FLOPs: Megatron-LM's since core 0.12."""
-ATTENTION = {"gpt": "causal", "bert": "full", "t5": "full, in the decoder causal"}
-"""What it comes to by model family: who looks both ways is charged for all scores."""
 
 
 def throughput_of(config: Config, mesh: Mesh) -> Throughput:
     """What a sample costs and what the devices could do, for MFU."""
     peak = device_peak(jax.devices()[0], config.train.precision, config.log.peak_tflops)
-    decoder = config.data.decoder_seq_length if config.model.family == "t5" else 0
+    family = model_class(config.model)
+    decoder = family.decoder_tokens(config.data)
     return Throughput(
         flops_per_sample=count_flops(config.model, 1, config.data.seq_length, ATTENTION_FLOPS, decoder).model,
         tokens_per_sample=config.data.seq_length + decoder,
         devices=mesh.size,
-        attention=ATTENTION[config.model.family],
+        attention=family.sees,  # who looks both ways is charged for all scores
         peak_flops=peak.flops,
         peak_label=peak.label,
     )

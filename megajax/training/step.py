@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from megajax.config.config import Config
 from megajax.config.parallel import AXES
-from megajax.data.batch import batch_arrays
+from megajax.models.families import batch_arrays
 from megajax.models.losses import objective
 from megajax.models.model import Batch, Model
 from megajax.models.parameters import cast

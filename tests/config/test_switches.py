@@ -14,9 +14,8 @@ from megajax.config import Config, InputError, check_config, load_config
 from megajax.config.keys import FIELDS
 from megajax.config.optim import OptimConfig
 from megajax.config.switches import NEEDS, Needs, value_of
-from megajax.data.batch import batch_arrays
 from megajax.models.dropout import sample_keys
-from megajax.models.families import build_model
+from megajax.models.families import batch_arrays, build_model
 from megajax.models.layout import Layout
 from megajax.models.losses import objective
 from megajax.models.model import Model

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 from megajax.config import Config, InputError, check_config, load_config
-from megajax.data.batch import batch_arrays
 from megajax.models.attention_kernels import NEEDS, Need, Pattern, alibi, cudnn_attention, needs_of
+from megajax.models.families import batch_arrays
 from megajax.parallel.collectives import Collectives
 from megajax.parallel.kernels import Kernel, choose_attention
 from megajax.parallel.layout import MeshLayout

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from megajax.config import load_config
-from megajax.data.batch import batch_arrays
+from megajax.models.families import batch_arrays
 from megajax.planning.random_batches import random_batch
 
 VERIFY = ["gpt_tiny", "llama_tiny", "bert_tiny", "roberta_tiny", "t5_tiny"]

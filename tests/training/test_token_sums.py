@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from megajax.config import Config, load_config
-from megajax.data.batch import batch_arrays
+from megajax.models.families import batch_arrays
 from megajax.models.linear import add_bias
 from megajax.models.norm import Norm
 from megajax.models.parameters import named_leaves

@@ -50,7 +50,7 @@ class HarnessModel:
             device: the same: `words` say where the model is.
         """
         super().__init__()
-        self.trained = load_model(run, step, words.split(), "lm-evaluation-harness", families=("gpt",))
+        self.trained = load_model(run, step, words.split(), "lm-evaluation-harness", writes=("continuation",))
         self.batch_size = 8 if batch_size == "auto" else int(batch_size)
         self.chats = False
         self.scorer = Scorer(self.trained, self.batch_size)

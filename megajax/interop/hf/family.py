@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
 from megajax.interop.hf.settings import Defaults, Settings
+from megajax.models.families import model_class
 
 Table = Mapping[str, Mapping[str, str]]
 """Our parameter -> the tensors that it is made of and how each lies in it (see `patterns`), in the order in which they
@@ -56,7 +57,7 @@ class Family:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))
             raise InputError(f"config.json: {problem['input']!s:.60} for {where}: {problem['msg']}") from None
-        if values.get("is_causal") not in (None, model.causal):
+        if values.get("is_causal") not in (None, model_class(model).causal):
             raise InputError(f"config.json: is_causal is {values['is_causal']}, which no {self.model_type} is here")
         if model.head_size == 0:
             raise InputError(f"config.json: {model.num_heads} heads in a width of {model.hidden_size}: correct them")
