@@ -8,19 +8,11 @@ from typing import Any
 
 from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
-from megajax.interop.hf.bert import BERT, ROBERTA
-from megajax.interop.hf.bloom import BLOOM
+from megajax.interop.hf.decoders import DECODERS
+from megajax.interop.hf.encoders import ENCODERS
 from megajax.interop.hf.family import Family
-from megajax.interop.hf.gpt2 import GPT2
-from megajax.interop.hf.llama import LLAMA
-from megajax.interop.hf.megatron_bert import MEGATRON_BERT
-from megajax.interop.hf.mistral import MISTRAL
-from megajax.interop.hf.mixtral import MIXTRAL
-from megajax.interop.hf.qwen import QWEN2, QWEN3
-from megajax.interop.hf.qwen_moe import QWEN2_MOE, QWEN3_MOE
-from megajax.interop.hf.t5 import T5
 
-ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, BLOOM, BERT, MEGATRON_BERT, ROBERTA, T5)
+ALL = (*DECODERS, *ENCODERS)
 FAMILIES = {family.model_type: family for family in ALL}
 
 

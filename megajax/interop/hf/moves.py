@@ -15,9 +15,8 @@ import numpy as np
 
 from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
-from megajax.interop.hf.family import Family, Table
-from megajax.interop.hf.llama import interleaved
-from megajax.interop.hf.patterns import dims, join, joined_shape, split, theirs_shape
+from megajax.interop.hf.family import Family
+from megajax.interop.patterns import Table, dims, interleaved, join, joined_shape, split, theirs_shape
 from megajax.models.families import build_model
 from megajax.models.parameters import named_leaves
 

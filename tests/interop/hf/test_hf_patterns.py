@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megajax.config import ModelConfig
+from megajax.interop.hf.decoders import GPT2_TABLE as GPT2
+from megajax.interop.hf.decoders import LLAMA_TABLE as LLAMA
 from megajax.interop.hf.families import FAMILIES
-from megajax.interop.hf.gpt2 import TABLE as GPT2
-from megajax.interop.hf.llama import TABLE as LLAMA
-from megajax.interop.hf.llama import interleaved
-from megajax.interop.hf.patterns import dims, join, joined_shape, rearrange, split, theirs_shape
+from megajax.interop.patterns import dims, interleaved, join, joined_shape, rearrange, split, theirs_shape
 from tests.interop.hf.made import MODELS
 
 SIZES = {"D": 2, "K": 1, "G": 1, "H": 8, "R": 4}

@@ -1,8 +1,9 @@
 """How one array lies in another, as text that reads both ways: `(K G H) D -> D K G H`.
 
-Left are the dimensions of Hugging Face's tensor, right those of ours (one layer of it, one expert of that layer). What
-stands in parentheses is one dimension that counts through several, the last one fastest. A number is a dimension of
-that length, and 1 one that the other side need not have. Read from right to left it is the exact inverse.
+On the left are the dimensions of the tensor in a file, on the right those of ours (one layer of it, one expert of that
+layer). What stands in parentheses is one dimension that counts through several, the last one fastest. A number is a
+dimension of that length, and 1 one that the other side need not have. Read from right to left, a pattern is the exact
+inverse.
 
     V words, P positions, T token types, D embed (C: once more, in a square matrix), N heads, K kv heads (= groups),
     G query heads a group, H head dim, R = H / 2, F mlp, X mlp of an expert, Y mlp that all tokens share, E experts,
@@ -20,10 +21,56 @@ import numpy as np
 from megajax.config.model import ModelConfig
 
 Dims = Mapping[str, int]
+Table = Mapping[str, Mapping[str, str]]
+"""Our parameter -> the tensors that it is made of and the pattern of each, in the order in which they lie side by side.
+Names have a {layer}, and an {expert}, where the parameter has one more dimension. A table may have rows of parameters
+that a model lacks."""
+
+
+def norm(ours: str, theirs: str) -> Table:
+    """Return the rows of a norm with gain and bias."""
+    return {f"{ours}.scale": {f"{theirs}.weight": "D -> D"}, f"{ours}.bias": {f"{theirs}.bias": "D -> D"}}
+
+
+def dense(ours: str, theirs: str | Sequence[str], weight: str, bias: str = "") -> Table:
+    """Return the rows of a linear layer, which may be several side by side, all with the same patterns.
+
+    Args:
+        ours: name of the weight; that of the bias has "_bias" behind it.
+        theirs: name of the layer, or of each.
+        weight: pattern of the weight.
+        bias: pattern of the bias; "" for a layer without one.
+    """
+    names = (theirs,) if isinstance(theirs, str) else theirs
+    weights: Table = {ours: {f"{name}.weight": weight for name in names}}
+    return {**weights, f"{ours}_bias": {f"{name}.bias": bias for name in names}} if bias else weights
+
+
+def projections(ours: str, query: str, key: str, value: str, *, bias: bool = True) -> Table:
+    """Return the rows of queries, keys and values that come from three layers; keys and values may have fewer heads."""
+    patterns = {query: "(K G H){} -> {}K G H", key: "(K H){} -> {}K 1 H", value: "(K H){} -> {}K 1 H"}
+    weights: Table = {ours: {f"{name}.weight": pattern.format(" D", "D ") for name, pattern in patterns.items()}}
+    biases = {f"{name}.bias": pattern.format("", "") for name, pattern in patterns.items()}
+    return {**weights, f"{ours}_bias": biases} if bias else weights
+
+
+def interleaved(table: Table) -> Table:
+    """Change a table for weights whose rotary embedding turns neighbours (2 i, 2 i + 1), as in LLaMA's first release.
+
+    Ours turns (i, i + H / 2), so the even rows of every query and key head come first.
+    """
+
+    def turned(name: str, pattern: str) -> str:
+        if ".q_proj." not in name and ".k_proj." not in name:
+            return pattern
+        left, right = pattern.split("->")
+        return f"{left.replace('H', 'R 2')}->{right.replace('H', '(2 R)')}"
+
+    return {ours: {name: turned(name, pattern) for name, pattern in row.items()} for ours, row in table.items()}
 
 
 def dims(model: ModelConfig) -> dict[str, int]:
-    """What the letters of a pattern stand for."""
+    """Return the length that each letter of a pattern stands for."""
     assert model.vocab_size is not None
     return {
         "V": model.vocab_size,
@@ -45,10 +92,10 @@ def dims(model: ModelConfig) -> dict[str, int]:
 
 
 def rearrange(x: np.ndarray, pattern: str, sizes: Dims) -> np.ndarray:
-    """An array laid out as the left side of the pattern says, as the right side says.
+    """Lay out an array as the right side of a pattern says, which lies as the left side says.
 
     Raises:
-        ValueError: its shape is not that of the left side.
+        ValueError: the array has not the shape of the left side.
     """
     left, right = _sides(pattern)
     if x.shape != _shape(left, sizes):
@@ -59,13 +106,13 @@ def rearrange(x: np.ndarray, pattern: str, sizes: Dims) -> np.ndarray:
 
 
 def join(parts: Sequence[np.ndarray], patterns: Sequence[str], sizes: Dims) -> np.ndarray:
-    """Their tensors -> one slice of our parameter: side by side where the pattern of the last one has its 1."""
+    """Make one slice of our parameter of tensors, side by side where the pattern of the last one has its 1."""
     laid_out = [rearrange(part, pattern, sizes) for part, pattern in zip(parts, patterns, strict=True)]
     return np.concatenate(laid_out, _beside(patterns)) if len(laid_out) > 1 else laid_out[0]
 
 
 def split(whole: np.ndarray, patterns: Sequence[str], sizes: Dims) -> list[np.ndarray]:
-    """The inverse of `join`."""
+    """Make tensors of one slice of our parameter: the inverse of `join`."""
     axis = _beside(patterns)
     lengths = [ours_shape(pattern, sizes)[axis] for pattern in patterns] if len(patterns) > 1 else []
     parts = np.split(whole, list(accumulate(lengths))[:-1], axis) if lengths else [whole]
@@ -73,17 +120,17 @@ def split(whole: np.ndarray, patterns: Sequence[str], sizes: Dims) -> list[np.nd
 
 
 def theirs_shape(pattern: str, sizes: Dims) -> tuple[int, ...]:
-    """Shape of the tensor on the left of a pattern."""
+    """Return the shape of the tensor on the left of a pattern."""
     return _shape(_sides(pattern)[0], sizes)
 
 
 def ours_shape(pattern: str, sizes: Dims) -> tuple[int, ...]:
-    """Shape of the slice on the right of a pattern."""
+    """Return the shape of the slice on the right of a pattern."""
     return _shape(_sides(pattern)[1], sizes)
 
 
 def joined_shape(patterns: Sequence[str], sizes: Dims) -> tuple[int, ...]:
-    """Shape of what `join` gives."""
+    """Return the shape of the slice that `join` makes."""
     shapes = [list(ours_shape(pattern, sizes)) for pattern in patterns]
     if len(shapes) > 1:
         axis = _beside(patterns)
@@ -92,7 +139,7 @@ def joined_shape(patterns: Sequence[str], sizes: Dims) -> tuple[int, ...]:
 
 
 def _beside(patterns: Sequence[str]) -> int:
-    """The dimension along which several parts lie side by side."""
+    """Return the dimension along which several parts lie side by side."""
     return _sides(patterns[-1])[1].index([]) if len(patterns) > 1 else 0
 
 
@@ -107,7 +154,7 @@ def _sides(pattern: str) -> tuple[list[list[str]], list[list[str]]]:
 
 
 def _groups(side: str) -> list[list[str]]:
-    """`(K 3 H) D 1` -> [[K, 3, H], [D], []]."""
+    """Split one side into its dimensions: `(K 3 H) D 1` becomes [[K, 3, H], [D], []]."""
     groups: list[list[str]] = []
     inside = False
     for word in side.replace("(", " ( ").replace(")", " ) ").split():

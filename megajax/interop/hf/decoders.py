@@ -1,0 +1,364 @@
+"""Decoders of Hugging Face: GPT-2, BLOOM, and LLaMA with its relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megajax.config.model import ModelConfig
+from megajax.interop.hf.family import (
+    ACTIVATIONS,
+    Family,
+    Nullable,
+    Row,
+    Rows,
+    Settings,
+    always,
+    choice,
+    field,
+    only,
+    told,
+    with_defaults,
+)
+from megajax.interop.patterns import Table, dense, norm, projections
+
+_GPT2 = "transformer.h.{layer}"
+GPT2_TABLE: Table = {
+    "word_embedding": {"transformer.wte.weight": "V D -> V D"},
+    "position_embedding": {"transformer.wpe.weight": "P D -> P D"},
+    **norm("blocks.attention_norm", f"{_GPT2}.ln_1"),
+    **dense("blocks.attention.qkv", f"{_GPT2}.attn.c_attn", "D (3 K H) -> D K 3 H", "(3 K H) -> K 3 H"),
+    **dense("blocks.attention.out", f"{_GPT2}.attn.c_proj", "(N H) D -> N H D", "D -> D"),
+    **norm("blocks.mlp_norm", f"{_GPT2}.ln_2"),
+    **dense("blocks.mlp.fc1", f"{_GPT2}.mlp.c_fc", "D F -> D 1 F", "F -> 1 F"),
+    **dense("blocks.mlp.fc2", f"{_GPT2}.mlp.c_proj", "F D -> F D", "D -> D"),
+    **norm("final_norm", "transformer.ln_f"),
+    "head": {"lm_head.weight": "V D -> V D"},
+}
+"""Its `Conv1D` keeps matrices as (in, out), ours do too: nothing is transposed."""
+GPT2 = Family(
+    model_type="gpt2",
+    architecture=lambda _: "GPT2LMHeadModel",
+    rows=(
+        only("add_cross_attention", False),
+        only("scale_attn_weights", True),
+        only("scale_attn_by_inverse_layer_idx", False),
+        field("n_layer", "num_layers", 12, "num_hidden_layers"),
+        field("n_embd", "hidden_size", 768, "hidden_size"),
+        field("n_head", "num_heads", 12, "num_attention_heads"),
+        field("n_inner", "ffn_hidden_size", Nullable(int), written="ffn_hidden_size"),
+        field("n_positions", "max_positions", 1024, "max_position_embeddings"),
+        field("vocab_size", "vocab_size", 50257),
+        choice("activation_function", "activation", "gelu_new", ACTIVATIONS),
+        field("layer_norm_epsilon", "norm_eps", 1e-5),
+        field("tie_word_embeddings", "tied_head", True),
+        field("resid_pdrop", "hidden_dropout", 0.1),
+        told("embd_pdrop", lambda model: model.hidden_dropout),
+        field("attn_pdrop", "attention_dropout", 0.1),
+        field("initializer_range", "init_std", 0.02),
+    ),
+    table=lambda _: GPT2_TABLE,
+    prefix="transformer.",
+    twins={"lm_head.weight": "transformer.wte.weight"},
+)
+
+_BLOOM = "transformer.h.{layer}"
+BLOOM_TABLE: Table = {
+    "word_embedding": {"transformer.word_embeddings.weight": "V D -> V D"},
+    **norm("embedding_norm", "transformer.word_embeddings_layernorm"),
+    **norm("blocks.attention_norm", f"{_BLOOM}.input_layernorm"),
+    **dense(
+        "blocks.attention.qkv", f"{_BLOOM}.self_attention.query_key_value", "(K 3 H) D -> D K 3 H", "(K 3 H) -> K 3 H"
+    ),
+    **dense("blocks.attention.out", f"{_BLOOM}.self_attention.dense", "D (N H) -> N H D", "D -> D"),
+    **norm("blocks.mlp_norm", f"{_BLOOM}.post_attention_layernorm"),
+    **dense("blocks.mlp.fc1", f"{_BLOOM}.mlp.dense_h_to_4h", "F D -> D 1 F", "F -> 1 F"),
+    **dense("blocks.mlp.fc2", f"{_BLOOM}.mlp.dense_4h_to_h", "D F -> F D", "D -> D"),
+    **norm("final_norm", "transformer.ln_f"),
+    "head": {"lm_head.weight": "V D -> V D"},
+}
+"""Query, key and value lie side by side in every head."""
+BLOOM = Family(
+    model_type="bloom",
+    architecture=lambda _: "BloomForCausalLM",
+    rows=(
+        always(positions="alibi", embedding_norm=True),
+        only("apply_residual_connection_post_layernorm", False),
+        field("n_layer", "num_layers", 2, "num_hidden_layers"),
+        field("hidden_size", "hidden_size", 64, "n_embed"),
+        field("n_head", "num_heads", 8, "num_attention_heads"),
+        field("seq_length", "max_positions", 2048),  # transformers does not ask for it: ALiBi knows no longest sequence
+        field("vocab_size", "vocab_size", 250880),
+        field("layer_norm_epsilon", "norm_eps", 1e-5),
+        field("tie_word_embeddings", "tied_head", True),
+        field("hidden_dropout", "hidden_dropout", 0.0),
+        field("attention_dropout", "attention_dropout", 0.0),
+        field("initializer_range", "init_std", 0.02),
+    ),
+    table=lambda _: BLOOM_TABLE,
+    prefix="transformer.",
+    twins={"lm_head.weight": "transformer.word_embeddings.weight"},
+)
+
+
+_ROPE = {
+    "rope_type": Nullable(str), "type": Nullable(str), "rope_theta": Nullable(float), "factor": Nullable(float),
+    "low_freq_factor": Nullable(float), "high_freq_factor": Nullable(float),
+    "original_max_position_embeddings": Nullable(int), "partial_rotary_factor": Nullable(float),
+}  # fmt: skip
+"""Keys of `rope_scaling` and `rope_parameters`."""
+
+
+def _read_rope(settings: Settings) -> Mapping[str, Any]:
+    """Read the rotary embedding: `rope_parameters` is the newer form of two keys, of which the older form counts."""
+    key = "rope_scaling" if settings.get("rope_scaling") else "rope_parameters"
+    rope = Settings(settings.get(key) or {}, _ROPE, within=f"{key}.")
+    if unknown := rope.values.keys() - _ROPE.keys():
+        settings.refuse(key, f"no {sorted(unknown)[0]} there")
+    for where in (settings, rope):
+        where.only("partial_rotary_factor", None, 1.0)
+    base = rope.get("rope_theta") or settings["rope_theta"]
+    match rope.get("rope_type") or rope.get("type") or "default":
+        case "default":
+            return {"rope_base": base}
+        case "llama3":
+            return {
+                "rope_base": base,
+                "rope_scaling_factor": rope["factor"],
+                "rope_low_frequency": rope["low_freq_factor"],
+                "rope_high_frequency": rope["high_freq_factor"],
+                "rope_original_positions": settings.get("original_max_position_embeddings")
+                or rope.get("original_max_position_embeddings")
+                or settings["max_position_embeddings"],
+            }
+        case _:
+            settings.refuse(key, "rope_type default and llama3")
+            raise AssertionError
+
+
+def _write_rope(model: ModelConfig) -> Mapping[str, Any]:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": model.rope_scaling_factor,
+        "low_freq_factor": model.rope_low_frequency,
+        "high_freq_factor": model.rope_high_frequency,
+        "original_max_position_embeddings": model.rope_original_positions,
+    }
+    return {"rope_theta": model.rope_base, "rope_scaling": None if model.rope_scaling_factor is None else scaling}
+
+
+ROPE = Row(
+    {
+        "rope_theta": 10_000.0,
+        "rope_scaling": Nullable(dict),
+        "rope_parameters": Nullable(dict),
+        "partial_rotary_factor": Nullable(float),
+        "original_max_position_embeddings": Nullable(int),
+    },
+    _read_rope,
+    _write_rope,
+)
+SHAPE: Rows = (
+    always(positions="rope", norm="rmsnorm", activation="swiglu"),
+    only("hidden_act", "silu", written=True),
+    field("num_hidden_layers", "num_layers", 32),
+    field("hidden_size", "hidden_size", 4096),
+    field("num_attention_heads", "num_heads", 32),
+    field("num_key_value_heads", "num_kv_heads", Nullable(int)),
+    field("head_dim", "head_dim", Nullable(int)),
+    field("intermediate_size", "ffn_hidden_size", 11008),
+    field("max_position_embeddings", "max_positions", 2048),
+    field("vocab_size", "vocab_size", 32000),
+    ROPE,
+    field("rms_norm_eps", "norm_eps", 1e-6),
+    field("tie_word_embeddings", "tied_head", False),
+    field("attention_dropout", "attention_dropout", 0.0),
+    field("initializer_range", "init_std", 0.02),
+)
+"""What LLaMA and its relatives have in common, with LLaMA's defaults."""
+_LLAMA = "model.layers.{layer}"
+WITHOUT_MLP: Table = {
+    "word_embedding": {"model.embed_tokens.weight": "V D -> V D"},
+    "blocks.attention_norm.scale": {f"{_LLAMA}.input_layernorm.weight": "D -> D"},
+    **projections("blocks.attention.qkv", *(f"{_LLAMA}.self_attn.{name}_proj" for name in "qkv")),
+    "blocks.attention.q_norm.scale": {f"{_LLAMA}.self_attn.q_norm.weight": "H -> H"},
+    "blocks.attention.k_norm.scale": {f"{_LLAMA}.self_attn.k_norm.weight": "H -> H"},
+    **dense("blocks.attention.out", f"{_LLAMA}.self_attn.o_proj", "D (N H) -> N H D", "D -> D"),
+    "blocks.mlp_norm.scale": {f"{_LLAMA}.post_attention_layernorm.weight": "D -> D"},
+    "final_norm.scale": {"model.norm.weight": "D -> D"},
+    "head": {"lm_head.weight": "V D -> V D"},
+}
+_MLP = f"{_LLAMA}.mlp"
+LLAMA_TABLE: Table = {
+    **WITHOUT_MLP,
+    **dense("blocks.mlp.fc1", (f"{_MLP}.gate_proj", f"{_MLP}.up_proj"), "F D -> D 1 F", "F -> 1 F"),
+    **dense("blocks.mlp.fc2", f"{_MLP}.down_proj", "D F -> F D", "D -> D"),
+}
+
+
+def _llama_like(model_type: str, architecture: str, rows: Rows, table: Table = LLAMA_TABLE) -> Family:
+    return Family(
+        model_type=model_type,
+        architecture=lambda _: architecture,
+        rows=(always(bias=False), *rows),
+        table=lambda _: table,
+        prefix="model.",
+        twins={"lm_head.weight": "model.embed_tokens.weight"},
+    )
+
+
+def _one_bias(settings: Settings) -> Mapping[str, Any]:
+    settings.only("mlp_bias", settings["attention_bias"])
+    return {"bias": settings["attention_bias"]}
+
+
+_BIASES = Row(
+    {"attention_bias": False, "mlp_bias": False},
+    _one_bias,
+    lambda model: {"attention_bias": model.bias, "mlp_bias": model.bias},
+)
+LLAMA = _llama_like("llama", "LlamaForCausalLM", (_BIASES, *SHAPE))
+
+_MISTRAL = with_defaults(
+    SHAPE, intermediate_size=14336, num_key_value_heads=Nullable(int, 8), max_position_embeddings=131072
+)
+MISTRAL = _llama_like(
+    "mistral", "MistralForCausalLM", (*_MISTRAL, field("sliding_window", "window", Nullable(int, 4096)))
+)
+
+_MIXTURE = f"{_LLAMA}.block_sparse_moe"
+MIXTRAL = _llama_like(
+    "mixtral",
+    "MixtralForCausalLM",
+    (
+        only("router_jitter_noise", 0.0),
+        *with_defaults(_MISTRAL, rms_norm_eps=1e-5, rope_theta=1e6),
+        told("intermediate_size", lambda model: model.expert_size),
+        field("sliding_window", "window", Nullable(int)),
+        field("num_local_experts", "experts", 8, "num_experts"),
+        field("num_experts_per_tok", "experts_per_token", 2),
+        field("router_aux_loss_coef", "balance_loss", 0.001),
+    ),
+    {
+        **WITHOUT_MLP,
+        "blocks.mlp.router": {f"{_MIXTURE}.gate.weight": "E D -> D E"},
+        **dense("blocks.mlp.fc1", [f"{_MIXTURE}.experts.{{expert}}.{name}" for name in ("w1", "w3")], "X D -> D 1 X"),
+        **dense("blocks.mlp.fc2", f"{_MIXTURE}.experts.{{expert}}.w2", "D X -> X D"),
+    },
+)
+
+
+def _window(*, first_layers: bool) -> Row:
+    """Make the row of a sliding window that all layers have or none.
+
+    What the keys mean without `layer_types` differs by version, so the kind of every layer is written.
+
+    Args:
+        first_layers: `max_window_layers` counts every other one of the first layers, instead of leaving them out.
+    """
+
+    def read(settings: Settings) -> Mapping[str, Any]:
+        layers, count = settings["num_hidden_layers"], settings["max_window_layers"]
+        windowed = settings["use_sliding_window"] and settings.get("sliding_window") is not None
+        kinds = settings.get("layer_types")
+        if kinds is not None:
+            kind = kinds[0] if kinds else ""
+            known = ("full_attention", "sliding_attention") if windowed else ("full_attention",)
+            if kind not in known or len(kinds) != layers or any(other != kind for other in kinds):
+                settings.refuse("layer_types", f"{' or '.join(known)} for all of {layers} layers")
+            return {"window": settings["sliding_window"] if kind == "sliding_attention" else None}
+        none, every = (count <= 0, layers == 1) if first_layers else (count >= layers, count <= 0)
+        if windowed and not none and not every:
+            settings.refuse("max_window_layers", "one window for all layers, or none")
+        return {"window": settings["sliding_window"] if windowed and every and not none else None}
+
+    def write(model: ModelConfig) -> Mapping[str, Any]:
+        kind = "full_attention" if model.window is None else "sliding_attention"
+        return {
+            "use_sliding_window": model.window is not None,
+            "sliding_window": model.window,
+            "max_window_layers": model.num_layers if model.window is None else 0,
+            "layer_types": [kind] * model.num_layers,
+        }
+
+    keys = {"use_sliding_window": False, "sliding_window": Nullable(int, 4096)}
+    return Row(keys | {"max_window_layers": 28, "layer_types": Nullable(list)}, read, write)
+
+
+_ONE_WINDOW = Row(
+    {"use_sliding_window": False, "sliding_window": Nullable(int, 4096)},
+    lambda settings: {"window": settings.get("sliding_window") if settings["use_sliding_window"] else None},
+    lambda model: {"use_sliding_window": model.window is not None, "sliding_window": model.window},
+)
+_QWEN = with_defaults(
+    SHAPE,
+    vocab_size=151936,
+    intermediate_size=22016,
+    num_key_value_heads=Nullable(int, 32),
+    max_position_embeddings=32768,
+)
+QWEN2 = _llama_like("qwen2", "Qwen2ForCausalLM", (*_QWEN, always(qkv_bias=True), _window(first_layers=False)))
+QWEN3 = _llama_like(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    (
+        only("attention_bias", False),
+        *with_defaults(_QWEN, head_dim=128),
+        always(qk_norm=True),
+        _window(first_layers=False),
+    ),
+)
+
+_QWEN_MIXTURE: Rows = (
+    only("decoder_sparse_step", 1, written=True),
+    only("mlp_only_layers", [], None, default=Nullable(list), written=True),
+    *with_defaults(_QWEN, hidden_size=2048, num_hidden_layers=24),
+    field("num_experts_per_tok", "experts_per_token", 4),
+    field("moe_intermediate_size", "expert_ffn_size", 768),
+    field("norm_topk_prob", "router_renormalize", False),
+    field("router_aux_loss_coef", "balance_loss", 0.001),
+)
+_GATE_UP = ("gate_proj", "up_proj")
+QWEN_MIXTURE_TABLE: Table = {
+    **WITHOUT_MLP,
+    "blocks.mlp.router": {f"{_MLP}.gate.weight": "E D -> D E"},
+    **dense("blocks.mlp.fc1", [f"{_MLP}.experts.{{expert}}.{name}" for name in _GATE_UP], "X D -> D 1 X"),
+    **dense("blocks.mlp.fc2", f"{_MLP}.experts.{{expert}}.down_proj", "D X -> X D"),
+    **dense("blocks.mlp.shared.fc1", [f"{_MLP}.shared_expert.{name}" for name in _GATE_UP], "Y D -> D 1 Y"),
+    **dense("blocks.mlp.shared.fc2", f"{_MLP}.shared_expert.down_proj", "D Y -> Y D"),
+    "blocks.mlp.shared_gate": {f"{_MLP}.shared_expert_gate.weight": "1 D -> D"},
+}
+QWEN2_MOE = _llama_like(
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
+    (
+        *with_defaults(
+            _QWEN_MIXTURE,
+            intermediate_size=5632,
+            num_attention_heads=16,
+            num_key_value_heads=Nullable(int, 16),
+            moe_intermediate_size=1408,
+        ),
+        field("num_experts", "experts", 60),
+        _window(first_layers=True),
+        field("qkv_bias", "qkv_bias", True),
+        field("shared_expert_intermediate_size", "shared_ffn_size", 5632),
+        always(shared_gate=True),
+    ),
+    QWEN_MIXTURE_TABLE,
+)
+QWEN3_MOE = _llama_like(
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    (
+        only("attention_bias", False),
+        _ONE_WINDOW,
+        *with_defaults(
+            _QWEN_MIXTURE, intermediate_size=6144, num_key_value_heads=Nullable(int, 4), num_experts_per_tok=8
+        ),
+        field("num_experts", "experts", 128, "num_local_experts"),
+        always(qk_norm=True),
+    ),
+    QWEN_MIXTURE_TABLE,
+)
+DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, BLOOM)
