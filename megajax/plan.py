@@ -19,7 +19,7 @@ from megajax.config import Config, InputError
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.costs.hardware import gpu_named
 from megajax.costs.memory import GIB
-from megajax.data.files import write_text
+from megajax.files import write_text
 from megajax.interop.init_from import start_of
 from megajax.planning.compiled import CompiledPlan
 from megajax.planning.deviceless_step import compile_plan

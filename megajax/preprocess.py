@@ -25,10 +25,9 @@ from megajax.config.cli import OneLineParser, entry_point
 from megajax.config.data import TokenizerConfig
 from megajax.config.keys import MEGATRON_TOKENIZERS
 from megajax.corpus.corpus import preprocess_keys
-from megajax.corpus.inspect import describe_token_files
-from megajax.corpus.merge import merge_token_files, prefixes_in
 from megajax.corpus.readers import input_files, read_documents
 from megajax.corpus.shards import Options
+from megajax.corpus.token_files import describe_token_files, merge_token_files, prefixes_in
 from megajax.data.tokenizers import build_tokenizer, train_sentencepiece
 
 _TOKENIZER_TYPES = get_args(get_type_hints(TokenizerConfig)["type"])

@@ -23,7 +23,7 @@ from megajax.config import Config, InputError, check_config
 from megajax.config.cli import OneLineParser, entry_point
 from megajax.config.yaml_text import yaml_text
 from megajax.data.consumed import Mix, same_sources
-from megajax.observe.clock import Clock
+from megajax.observe.goodput import Clock
 from megajax.train import Trainer, join_cluster
 from megajax.training.batch_size import BatchSizeRamp
 from megajax.training.run_directory import RunDirectory

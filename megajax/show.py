@@ -25,7 +25,7 @@ from megajax.config import Config, InputError, check_batch, check_config, resolv
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.config.parallel import AXES
 from megajax.costs.sizes import parameter_count
-from megajax.data.files import write_text
+from megajax.files import write_text
 from megajax.interop.init_from import start_of
 from megajax.models.parameters import logical_axes, named_leaves
 from megajax.parallel.pipeline.schedule import Schedule, interleaved

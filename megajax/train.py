@@ -30,31 +30,35 @@ from megajax.data.build import build_datasets
 from megajax.data.consumed import Mix, TrainingData
 from megajax.data.dataset import Batch as HostBatch
 from megajax.data.loader import Loader
-from megajax.in_turn import in_turn
 from megajax.inference.sample import encode_prompt, print_sample
 from megajax.interop.init_from import prepare_start, start_from, start_of
 from megajax.models.families import batch_arrays
-from megajax.observe.clock import Clock
-from megajax.observe.late import StepMetrics
+from megajax.observe.goodput import Clock
 from megajax.observe.memory import explained_out_of_memory
 from megajax.observe.profile import ProfileWindow
-from megajax.observe.report import Reporter
+from megajax.observe.report import Reporter, StepMetrics
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh, deterministic_kernels, simulate_devices
 from megajax.parallel.rules import Rules
-from megajax.training.announce import announce, announce_data, throughput_of
+from megajax.processes import in_turn
 from megajax.training.batch_size import BatchSizeRamp
-from megajax.training.canonical import CanonicalForm
-from megajax.training.compiled import CompiledStep
+from megajax.training.batches import Feed, batch_shardings
 from megajax.training.evaluate import Evaluator
-from megajax.training.feed import Feed
 from megajax.training.health import Returns, RollBack, check_step, give_up
-from megajax.training.pulse import Pulse
 from megajax.training.run_directory import RunDirectory
 from megajax.training.schedule import Schedule, stretches_of
-from megajax.training.setup import changes, check_tokenizer, fit_to_tokenizer, stretches_before
-from megajax.training.step import batch_shardings, build_eval_step, build_init, build_train_step
-from megajax.training.stop import Request, Requests
+from megajax.training.setup import (
+    announce,
+    announce_data,
+    changes,
+    check_tokenizer,
+    fit_to_tokenizer,
+    stretches_before,
+    throughput_of,
+)
+from megajax.training.signals import Pulse, Request, Requests
+from megajax.training.state import CanonicalForm
+from megajax.training.step import CompiledStep, build_eval_step, build_init, build_train_step
 
 log = logging.getLogger(__name__)
 

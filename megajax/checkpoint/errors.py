@@ -1,11 +1,18 @@
-"""Which errors of a file system a user can mend; others are raised as they are: a restart may be all it takes."""
+"""Errors of a file system that a user can mend, in one line, said once.
+
+Others are raised as they are: a restart may be all it takes. `Checkpoints` raises the error of a save that fails, and
+Orbax's threads print no tracebacks of their own.
+"""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 from etils import epath
 
@@ -73,3 +80,18 @@ def _number(error: Exception, known: Iterable[int]) -> int:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     return next((number for number in known if os.strerror(number) in str(error)), 0)
+
+
+@cache
+def quiet_orbax() -> None:
+    """Silence what Orbax and TensorStore print about errors that they also raise; once per process."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    others = sys.unraisablehook
+
+    def hook(problem: sys.UnraisableHookArgs) -> None:
+        # TensorStore answers writes that were in flight after Orbax has closed the event loop they belonged to.
+        if str(problem.exc_value) != "Event loop is closed":
+            others(problem)
+
+    sys.unraisablehook = hook

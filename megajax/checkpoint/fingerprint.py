@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from megajax.checkpoint.arrays import named_arrays
-from megajax.in_turn import in_turn
+from megajax.processes import in_turn
 
 Words = dict[str, jax.Array]
 

@@ -20,11 +20,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from megajax.checkpoint.agree import gather
-from megajax.checkpoint.arrays import empty, place, read_into, shards
+from megajax.checkpoint.arrays import Snapshot, empty, place, read_into, shards
 from megajax.checkpoint.fingerprint import Words, words
 from megajax.checkpoint.record import complete, described, seal, unseal
-from megajax.checkpoint.snapshot import Snapshot
+from megajax.processes import gather
 
 _NAME = "local-copies"
 

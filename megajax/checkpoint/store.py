@@ -26,20 +26,16 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from megajax.checkpoint.agree import gather
-from megajax.checkpoint.arrays import named_arrays
-from megajax.checkpoint.contents import Contents, read_contents, verified
-from megajax.checkpoint.errors import check_reachable, may_pass, one_line, reason
+from megajax.checkpoint.arrays import Snapshot, named_arrays
+from megajax.checkpoint.directory import Owner, Retention, check_owner, take
+from megajax.checkpoint.errors import check_reachable, may_pass, one_line, quiet_orbax, reason
 from megajax.checkpoint.fingerprint import words
 from megajax.checkpoint.local import LocalCopies
-from megajax.checkpoint.owner import Owner, check_owner, take
-from megajax.checkpoint.quiet import quiet_orbax
-from megajax.checkpoint.record import RecordHandler, RecordSave, described
-from megajax.checkpoint.retention import Retention
-from megajax.checkpoint.snapshot import Snapshot
+from megajax.checkpoint.record import Contents, RecordHandler, RecordSave, described, read_contents, verified
 from megajax.config.base import InputError, NotReady
 from megajax.config.train import CheckpointConfig
 from megajax.models.parameters import annotate, logical_axes, named_leaves
+from megajax.processes import gather
 
 S = TypeVar("S")
 log = logging.getLogger(__name__)
@@ -58,7 +54,7 @@ class Checkpoints:
     def __init__(
         self, directory: str | os.PathLike[str], config: CheckpointConfig | None, owner: Owner | None = None
     ) -> None:
-        """Open (or create) the directory; `config` says which checkpoints stay, see `retention.kept`.
+        """Open (or create) the directory; `config` says which checkpoints stay, see `directory.kept`.
 
         Without a configuration it is opened to be read, be it that of a run that is still training: nothing is changed.
 

@@ -4,8 +4,7 @@
 """
 
 from megajax.cluster.detect import Launch, detect
-from megajax.cluster.hosts import check_devices, devices_by_host, tensor_warning
-from megajax.cluster.join import Cluster, join
+from megajax.cluster.join import Cluster, check_devices, devices_by_host, join, tensor_warning
 from megajax.cluster.watchdog import Watchdog
 
 __all__ = ["Cluster", "Launch", "Watchdog", "check_devices", "detect", "devices_by_host", "join", "tensor_warning"]

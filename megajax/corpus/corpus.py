@@ -19,10 +19,10 @@ from typing import Literal
 
 from megajax.config.base import InputError
 from megajax.config.data import TokenizerConfig
-from megajax.corpus.merge import merge_token_files
 from megajax.corpus.progress import Progress
 from megajax.corpus.readers import read_part, whole
 from megajax.corpus.shards import Counts, Job, Options, Shard, plan_shards
+from megajax.corpus.token_files import merge_token_files
 from megajax.corpus.workers import make_shards
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 

@@ -17,17 +17,15 @@ from typing import Literal, NamedTuple
 
 from megajax.config.base import InputError
 from megajax.config.data import TokenizerConfig
-from megajax.corpus.readers import Part, Record, TextDocuments, can_be_cut, read_part, whole
-from megajax.corpus.sentences import sentence_splitter
-from megajax.data.files import atomic_write
+from megajax.corpus.readers import Part, Record, TextDocuments, can_be_cut, optional, read_part, whole
 from megajax.data.indexed import IndexedDataset, IndexedWriter, token_dtype
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
+from megajax.files import atomic_write
 
 _FORMAT = 1
 """Raise it when the same input would give other shards."""
 _MIN_SHARD, _MAX_SHARD, _SHARDS = 1 << 20, 128 << 20, 256
 _BATCH_CHARACTERS = 1 << 18
-
 Step = Callable[[int, int], None]
 """Is told of bytes read and documents made of them."""
 _Row = tuple[Record, list[str | list[str]]]
@@ -222,3 +220,14 @@ class ShardWriter:
         if self._options.on_bad_line == "error":
             raise InputError(f"{record.where}: {error}; mend it or skip bad lines") from None
         self._skipped += 1
+
+
+def sentence_splitter() -> Callable[[str], list[str]]:
+    """Return what cuts an English text into sentences without the white space between them.
+
+    The rules are Punkt's (Kiss and Strunk 2006), as in Megatron-LM, with abbreviations learned from other text.
+
+    Raises:
+        InputError: nupunkt is not installed.
+    """
+    return optional("nupunkt", "splitting sentences").sentences

@@ -14,8 +14,7 @@ import numpy as np
 
 from megajax.config.base import InputError
 from megajax.data.cache import fingerprint, load_or_build
-from megajax.data.chain import gather_rows
-from megajax.data.dataset import Batch, Dataset
+from megajax.data.dataset import Batch, Dataset, gather_rows
 
 _SURPLUS = 1.005
 _BLOCK = 1 << 20

@@ -7,13 +7,10 @@ from dataclasses import replace
 
 from megajax.config.base import InputError
 from megajax.config.data import DataConfig
-from megajax.data import mock
 from megajax.data.blend import BlendedDataset, Source, parse_data_path, source_sizes
-from megajax.data.chain import Chain
 from megajax.data.consumed import Mix, Reading, TrainingData, go_on
-from megajax.data.dataset import Dataset
-from megajax.data.sources import Maker, Part
-from megajax.data.splits import SPLITS, parse_split
+from megajax.data.dataset import Chain, Dataset
+from megajax.data.sources import MOCK_SPLIT, SPLITS, Maker, Part, parse_split
 from megajax.data.tokenizers import Tokenizer
 
 
@@ -73,7 +70,7 @@ def _paths(config: DataConfig) -> dict[str, tuple[Sequence[str], tuple[float, fl
         raise InputError("set either data.path, or data.train_path with data.valid_path and data.test_path")
     if any(own.values()):
         return {name: (path, (0.0, 1.0)) for name, path in own.items()}
-    split = mock.SPLIT if config.mock else config.split
+    split = MOCK_SPLIT if config.mock else config.split
     return {name: (config.path or ("mock",), bounds) for name, bounds in parse_split(split).items()}
 
 

@@ -1,21 +1,66 @@
-"""Arrays that are slow to compute, kept on disk by the hash of everything they are computed from.
+"""Arrays on disk: mapped, and kept by the hash of everything they are computed from where that is slow.
 
-A key names the contents, so a cache can be stale for no one: other data, seed or length is another key. Files appear by
-rename only, so any number of processes may build the same key at once; all of them write the same bytes.
+A key names the contents, so a cached array can be stale for no one: other data, seed or length is another key. Files
+appear by rename only, so any number of processes may build the same key at once; all of them write the same bytes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
+import mmap
+import os
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from megajax.data.files import atomic_write, map_array, remove_leftovers
+from megajax.files import atomic_write, remove_leftovers
 
 log = logging.getLogger(__name__)
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def map_file(path: Path) -> np.ndarray:
+    """The bytes of a file, uint8, read-only and through the page cache.
+
+    No descriptor stays open, as Python's own mmap (and with it `numpy.memmap`) keeps one per file before version 3.13:
+    a mix of some hundred sources, with two token files and three cached arrays each, would run out of them.
+
+    Raises:
+        OSError: it cannot be opened or mapped.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:  # cannot be mapped
+            return np.empty(0, np.uint8)
+        address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    if address == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, _LIBC.munmap, address, size).atexit = False  # threads may read until the very end
+    return np.frombuffer(memoryview(memory).toreadonly(), np.uint8)
+
+
+def map_array(path: Path) -> np.ndarray:
+    """The array in a .npy file that `numpy.save` wrote, mapped.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is damaged.
+    """
+    with path.open("rb") as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError(f"{path}: unknown version of the format")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        return map_file(path)[file.tell() :].view(dtype).reshape(shape)
 
 
 def fingerprint(*inputs: object) -> str:

@@ -19,8 +19,9 @@ from typing import BinaryIO, NamedTuple, Self
 import numpy as np
 
 from megajax.config.base import InputError
-from megajax.data.files import atomic_write, map_file, remove_leftovers
+from megajax.data.cache import map_file
 from megajax.data.vocabulary import IdRange, note_path
+from megajax.files import atomic_write, remove_leftovers
 
 _HEADER = struct.Struct("<9sQBQQ")
 _MAGIC = b"MMIDIDX\0\0"
@@ -285,3 +286,31 @@ class IndexedWriter:
             self._ids.note(IndexedDataset(self._prefix))
         else:
             self._open_files.__exit__(kind, error, trace)
+
+
+class Selection(NamedTuple):
+    """Some documents of a token file and what is wanted of them."""
+
+    indexed: IndexedDataset
+    """The token file; the sequences of a document are its sentences, or the turns of a conversation."""
+    indices: np.ndarray
+    """The documents of it that may be used."""
+    num_samples: int | None
+    """At least this many samples, over as many epochs as that takes; None = one epoch."""
+    seed: int
+    """Of the order, and with the number of a sample of what is random in it."""
+    name: str
+    """Of the split, for messages."""
+    cache_dir: Path | None
+    """Where the order is kept; None = nowhere."""
+
+    @property
+    def bounds(self) -> np.ndarray:
+        """First sequence and sequence after the last one of every document, int64 [documents, 2]."""
+        starts = self.indexed.document_index
+        return np.stack([starts[self.indices], starts[self.indices + 1]], axis=1)
+
+    @property
+    def where(self) -> str:
+        """File and split, for messages."""
+        return f"{self.indexed.bin_path}: the {self.name} split"

@@ -14,7 +14,7 @@ from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data.cache import fingerprint, load_or_build
 from megajax.data.dataset import Batch
-from megajax.data.selection import Selection
+from megajax.data.indexed import Selection
 from megajax.data.tokenizers import Tokenizer
 from megajax.data.vocabulary import check_vocabulary
 

@@ -8,10 +8,9 @@ import numpy as np
 
 from megajax.config.data import DataConfig
 from megajax.data.bert import BertDataset
-from megajax.data.chain import Order
-from megajax.data.indexed import IndexedDataset
+from megajax.data.dataset import Order
+from megajax.data.indexed import IndexedDataset, Selection
 from megajax.data.instruction import InstructionDataset
-from megajax.data.selection import Selection
 from megajax.data.t5 import T5Dataset
 from megajax.data.tokenizers import Tokenizer
 

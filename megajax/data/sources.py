@@ -1,8 +1,15 @@
-"""The documents of a source that belong to a split, and datasets of whatever kind of them."""
+"""Sources of text: the documents of one that belong to a split, and datasets of whatever kind of them.
+
+The parts of a source for training, validation and test are contiguous ranges of its documents, never shuffled, as
+Megatron-LM's `--split` has it: the tail of the file is what a model is validated and tested on. Made-up documents serve
+speed and smoke tests without a single file (Megatron-LM's --mock-data).
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -13,12 +20,10 @@ from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data.blend import Source
 from megajax.data.cache import fingerprint
-from megajax.data.chain import Order
+from megajax.data.dataset import Order
 from megajax.data.gpt import GPTDataset
 from megajax.data.indexed import IndexedDataset
 from megajax.data.kinds import build_split
-from megajax.data.mock import MockDocuments
-from megajax.data.splits import document_range
 from megajax.data.tokenizers import Tokenizer
 from megajax.data.vocabulary import VocabularyScan
 
@@ -27,6 +32,9 @@ log = logging.getLogger(__name__)
 _PEEK = 1 << 15
 _LOOK = 5
 """Documents whose beginning is looked at."""
+MOCK_SPLIT = "1,1,1"
+_DOCUMENTS, _LONGEST = 100_000, 4096
+SPLITS = ("train", "valid", "test")
 
 
 class Part(NamedTuple):
@@ -147,3 +155,64 @@ def _check_beginning(first: set[int], tokenizer: Tokenizer, where: str) -> None:
             "%s: documents begin with id %d, the beginning of sequence, and prompts will not: set tokenizer.bos=true",
             where, bos,
         )  # fmt: skip
+
+
+class MockDocuments:
+    """Documents of 1 to 4,095 tokens that count up from 1, with an end-of-document id at their end.
+
+    What `IndexedDataset` is to a file; tokens are made up when they are read.
+
+    Args:
+        vocab_size: ids count modulo this.
+        eod: end-of-document id.
+    """
+
+    def __init__(self, vocab_size: int, eod: int):
+        self._vocab_size, self._eod = vocab_size, eod
+        self.bin_path, self.dtype = Path("mock documents"), np.dtype(np.int32)
+        self.lengths = np.random.default_rng(0).integers(1, _LONGEST, _DOCUMENTS, np.int32)
+        self._ends = np.cumsum(self.lengths, dtype=np.int64)
+        self.pointers = (self._ends - self.lengths) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def gather(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """Return the tokens from each start to its stop, numbered through all documents, end to end."""
+        lengths = stops - starts
+        places = np.arange(lengths.sum()) + np.repeat(stops - np.cumsum(lengths), lengths)
+        documents = np.searchsorted(self._ends, places, side="right")
+        left = self._ends[documents] - places
+        counted = (self.lengths[documents] - left + 1) % self._vocab_size
+        return np.where(left == 1, self._eod, counted).astype(self.dtype)
+
+
+def parse_split(text: str) -> dict[str, tuple[float, float] | None]:
+    """Parse relative sizes such as "969,30,1" to the fraction of the documents where each split begins and ends.
+
+    Splits of size 0 are None; sizes left out at the end are 0.
+    """
+    words = [word for word in re.split(r"[\s,/]+", text.strip()) if word]
+    try:
+        sizes = [float(word) for word in words]
+    except ValueError:
+        raise InputError(f"split {text!r}: not a list of numbers such as 969,30,1") from None
+    if not 0 < len(sizes) <= len(SPLITS):
+        raise InputError(f"split {text!r}: {len(sizes)} sizes; give one for each of {', '.join(SPLITS)}")
+    total = sum(sizes)
+    if any(not 0 <= size < math.inf for size in sizes) or total == 0:
+        raise InputError(f"split {text!r}: sizes must be finite, not negative and not all 0")
+    sizes += [0.0] * (len(SPLITS) - len(sizes))
+    edges = [0.0]
+    for size in sizes:
+        edges.append(edges[-1] + size / total)
+    return {
+        name: (low, high) if low != high else None
+        for name, low, high in zip(SPLITS, edges[:-1], edges[1:], strict=True)
+    }
+
+
+def document_range(bounds: tuple[float, float], documents: int) -> range:
+    """Return the documents of a split: fractions of the count, rounded half to even as Python and Megatron do."""
+    low, high = bounds
+    return range(round(low * documents), round(high * documents))

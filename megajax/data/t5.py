@@ -20,9 +20,9 @@ import numpy as np
 from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data.dataset import Batch
+from megajax.data.indexed import Selection
 from megajax.data.mapping import SentenceMap
 from megajax.data.masking import draw_spans, geometric_length, masking_budget, whole_words
-from megajax.data.selection import Selection
 from megajax.data.tokenizers import Tokenizer
 
 

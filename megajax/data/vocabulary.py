@@ -18,7 +18,7 @@ import numpy as np
 
 from megajax.config.base import InputError
 from megajax.data.cache import fingerprint
-from megajax.data.files import atomic_write
+from megajax.files import atomic_write
 
 _PEEK = 1 << 15
 _AT_START, _WITH_A_BATCH = 1 << 29, 1 << 24

@@ -17,13 +17,13 @@ from megajax.config.base import InputError
 from megajax.config.config import Config
 from megajax.data.tokenizers import Tokenizer
 from megajax.data.tokenizers.tokenizer import check_text
-from megajax.in_turn import in_turn
 from megajax.inference.decode import Generation, advance, begin
 from megajax.inference.sampling import Sampling
 from megajax.inference.trained import Prompt, TrainedModel
 from megajax.models.families import model_class
 from megajax.models.model import Model
 from megajax.models.parameters import join_layers
+from megajax.processes import in_turn
 
 log = logging.getLogger(__name__)
 

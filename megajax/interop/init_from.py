@@ -21,9 +21,8 @@ from megajax.data.tokenizers import Tokenizer
 from megajax.interop.hf.transfer import FOLDER, carry_over, import_model, read_start, source_files
 from megajax.made_from import MadeFrom, sources_in
 from megajax.models.parameters import annotate, logical_axes, named_leaves
-from megajax.training.canonical import CanonicalForm
 from megajax.training.run_directory import RunDirectory
-from megajax.training.state import TrainState
+from megajax.training.state import CanonicalForm, TrainState
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,8 @@
 """From the step's device scalars to the log line and the metrics files.
 
-The training loop hands over each step's metrics as soon as the step is dispatched; they are read one step later:
+The training loop hands over each step's metrics as soon as the step is dispatched; they are read one step later, so
+that the device never waits for a log line: `float(loss)` right after dispatching a step blocks Python until that step
+ends, and the device then idles until Python has dispatched the next one.
 
     with Reporter(config, output_dir, total_steps, resumed_step, throughput, clock) as reporter:
         for step in ...:
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -33,17 +36,15 @@ import jax
 import numpy as np
 
 from megajax.config.train import LogConfig
-from megajax.in_turn import take_turns
 from megajax.models.losses import BESIDES
-from megajax.observe.clock import Clock
-from megajax.observe.goodput import Ledger, describe_goodput, goodput
-from megajax.observe.late import LateMetrics, StepMetrics
+from megajax.observe.goodput import Clock, Ledger, describe_goodput, goodput
 from megajax.observe.log_line import Interval, LogRecord, format_evaluation, format_log_line, perplexity
 from megajax.observe.memory import MemoryWatch
 from megajax.observe.metrics import MetricsWriter, Scalars, open_writers
 from megajax.observe.pace import Pace
 from megajax.observe.progress import progress_bar
 from megajax.observe.throughput import Throughput
+from megajax.processes import take_turns
 
 
 class Reporter:
@@ -202,3 +203,38 @@ class Reporter:
     def _write(self, step: int, samples: int, scalars: Scalars, timing: Scalars) -> None:
         for writer in self._writers:
             writer.write(step, samples, scalars, timing)
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """Scalars of one finished step and its place in the run."""
+
+    step: int
+    """Counted from 1."""
+    samples: int
+    """Consumed since the start of the run, this step included."""
+    batch_size: int
+    """Samples of this step."""
+    scalars: dict[str, float]
+
+
+class LateMetrics:
+    """Holds back the newest step, so that reading the one before does not wait for it."""
+
+    def __init__(self) -> None:
+        self._held: tuple[int, int, int, Mapping[str, jax.Array]] | None = None
+
+    def push(self, step: int, samples: int, batch_size: int, scalars: Mapping[str, jax.Array]) -> StepMetrics | None:
+        """Hold the step just dispatched (replicated device scalars); return the one before, None at first."""
+        for scalar in scalars.values():
+            scalar.copy_to_host_async()
+        ready, self._held = self.pop(), (step, samples, batch_size, scalars)
+        return ready
+
+    def pop(self) -> StepMetrics | None:
+        """Wait for the step that is held back and return it; None if there is none."""
+        if self._held is None:
+            return None
+        step, samples, batch_size, scalars = self._held
+        self._held = None
+        return StepMetrics(step, samples, batch_size, {name: float(value) for name, value in scalars.items()})

@@ -40,8 +40,9 @@ from megajax.planning.compiled_flops import executed_flops
 from megajax.planning.deviceless import gpu_topology, has_compiler
 from megajax.planning.layouts import microbatches
 from megajax.planning.plan import Plan
+from megajax.training.batches import batch_shardings
 from megajax.training.schedule import Schedule
-from megajax.training.step import batch_shardings, build_init, build_train_step
+from megajax.training.step import build_init, build_train_step
 
 CHILD = ("-m", "megajax.planning.deviceless_step")
 """Words that make Python the compiling process."""

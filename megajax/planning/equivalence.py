@@ -28,9 +28,9 @@ from megajax.parallel.rules import Rules
 from megajax.planning.collectives import Traffic, collectives
 from megajax.planning.layouts import legal_layouts
 from megajax.planning.random_batches import random_batch
-from megajax.training.feed import Feed
+from megajax.training.batches import Feed, batch_shardings
 from megajax.training.schedule import Schedule
-from megajax.training.step import batch_shardings, build_init, build_train_step
+from megajax.training.step import build_init, build_train_step
 
 POLICIES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 GRADIENT_TOLERANCE = 1e-5

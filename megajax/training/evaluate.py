@@ -14,7 +14,7 @@ import numpy as np
 from megajax.config.config import Config
 from megajax.data.dataset import Dataset
 from megajax.models.model import Batch, Model
-from megajax.training.feed import Feed
+from megajax.training.batches import Feed
 
 EvalStep = Callable[[Model, Batch], dict[str, tuple[jax.Array, jax.Array]]]
 

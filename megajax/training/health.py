@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from megajax.config.base import InputError
 from megajax.config.config import Config
 from megajax.config.train import HealthConfig
-from megajax.data.files import atomic_write
-from megajax.observe.late import StepMetrics
+from megajax.files import atomic_write
+from megajax.observe.report import StepMetrics
 from megajax.training.loss_scale import check_loss_scale
 from megajax.training.run_directory import RunDirectory
 

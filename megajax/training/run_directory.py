@@ -26,7 +26,7 @@ from typing import Any
 
 from etils import epath
 
-from megajax.checkpoint.owner import Owner, belongs, holds_checkpoints, own
+from megajax.checkpoint.directory import Owner, belongs, holds_checkpoints, own
 from megajax.config.base import InputError, NotReady
 from megajax.config.cluster import ClusterConfig
 from megajax.config.config import Config

@@ -1,4 +1,9 @@
-"""Everything that a training step changes, as one pytree."""
+"""Everything that a training step changes, as one pytree, and the form of it that checkpoints hold.
+
+Checkpoints hold the weights of all layers in one stack [L, ...], whatever the pipeline. An interleaved pipeline keeps
+them as [chunks, L / chunks, ...], cut over `pipe` in the second dimension. Going from one form to the other is a
+reshape of every stacked array and an exchange over `pipe`, once per save or restore.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,9 @@ from megajax.config.config import Config
 from megajax.config.train import LossScaleConfig
 from megajax.models.families import build_model
 from megajax.models.model import Model
-from megajax.models.parameters import annotate, roles, split_layers
+from megajax.models.parameters import annotate, join_layers, roles, split_layers
+from megajax.parallel.rules import Rules
+from megajax.processes import in_turn
 from megajax.training.health import Health, init_health
 from megajax.training.loss_scale import LossScale, init_loss_scale
 from megajax.training.optimizer import build_optimizer
@@ -58,3 +65,23 @@ def optimizer_for(config: Config) -> optax.GradientTransformation:
     model = jax.eval_shape(lambda key: build_model(key, config.model), jax.random.key(0))
     axes = annotate(model, lambda _, param: param.get_metadata()["axes"])
     return build_optimizer(config.optim, roles(model), axes)
+
+
+class CanonicalForm:
+    """To and from the form of checkpoints; with one chunk per stage both are the state itself."""
+
+    def __init__(self, abstract: TrainState, shardings: TrainState, rules: Rules, chunks: int) -> None:
+        """`abstract` and `shardings` describe the state as the training step holds it."""
+        self.interleaved = chunks > 1
+        self.abstract = jax.eval_shape(join_layers, abstract) if self.interleaved else abstract
+        self.shardings = rules.shardings(self.abstract)
+        self._join = jax.jit(join_layers, out_shardings=self.shardings)
+        self._split = jax.jit(lambda state: split_layers(state, chunks), out_shardings=shardings, donate_argnums=0)
+
+    def of(self, state: TrainState) -> TrainState:
+        """The state in the form of checkpoints."""
+        return in_turn(self._join(state)) if self.interleaved else state
+
+    def back(self, state: TrainState) -> TrainState:
+        """The state in the form of the training step."""
+        return in_turn(self._split(state)) if self.interleaved else state

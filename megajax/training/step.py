@@ -10,19 +10,22 @@ Shapes: M microbatches, B samples of a microbatch over all replicas, S sequence.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from megajax.config.config import Config
-from megajax.config.parallel import AXES
-from megajax.models.families import batch_arrays
 from megajax.models.losses import objective
 from megajax.models.model import Batch, Model
 from megajax.models.parameters import cast
+from megajax.observe.memory import planned_bytes
 from megajax.parallel.rules import Rules
 from megajax.parallel.run import Runner
+from megajax.processes import in_turn
+from megajax.training.batches import batch_shardings
 from megajax.training.health import is_spike, update_health
 from megajax.training.loss_scale import update_loss_scale
 from megajax.training.optimizer import apply_update, clip_by_global_norm, global_norm
@@ -31,16 +34,6 @@ from megajax.training.state import TrainState, init_state, optimizer_for, scalin
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 Metrics = dict[str, jax.Array]
-
-
-def batch_shardings(rules: Rules, config: Config) -> dict[str, NamedSharding]:
-    """Where every array of a batch [M, B, ...] goes: samples over the replicas, positions over context."""
-    axes = (None, "batch", "sequence")
-    arrays = batch_arrays(config.model, config.data)
-    return {
-        name: NamedSharding(rules.mesh, rules.in_compute(axes[: 2 + len(array.shape)], AXES))
-        for name, array in arrays.items()
-    }
 
 
 def weighted(batch: Batch, scale: jax.Array | float = 1.0) -> tuple[Batch, dict[str, jax.Array]]:
@@ -157,3 +150,30 @@ def build_eval_step(
 
     _, _, shardings = build_init(config, rules)
     return jax.jit(evaluate, in_shardings=(shardings.params, batch_shardings(rules, config)))
+
+
+class CompiledStep:
+    """f(state, batch) -> (state, metrics), as `build_train_step` gives it."""
+
+    def __init__(self, step: Any, compiling: Callable[[], AbstractContextManager[None]]) -> None:
+        """`compiling()` is a context for the time that a compilation takes."""
+        self._step, self._compiling = step, compiling
+        self._compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Take a step; the state is donated."""
+        shape = batch["tokens"].shape
+        if shape not in self._compiled:
+            with self._compiling():
+                self._compiled[shape] = self._step.lower(state, batch).compile()
+        return in_turn(self._compiled[shape](state, batch))
+
+    @property
+    def sizes(self) -> int:
+        """Batch sizes that were compiled."""
+        return len(self._compiled)
+
+    @property
+    def planned_bytes(self) -> int:
+        """Largest memory of one device that XLA has planned for a step."""
+        return max(planned_bytes(compiled) for compiled in self._compiled.values())

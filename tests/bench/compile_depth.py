@@ -21,9 +21,9 @@ from megajax.data.batch import make_batch
 from megajax.models.parameters import annotate
 from megajax.parallel.mesh import build_mesh
 from megajax.parallel.rules import Rules
-from megajax.training.feed import Feed
+from megajax.training.batches import Feed, batch_shardings
 from megajax.training.schedule import Schedule
-from megajax.training.step import batch_shardings, build_init, build_train_step
+from megajax.training.step import build_init, build_train_step
 from tests.harness import gathered, random_samples
 
 SHALLOW, DEEP = 12, 96

@@ -14,8 +14,8 @@ from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megajax.checkpoint import contents
-from megajax.checkpoint.contents import read_contents, verified
+from megajax.checkpoint import record as checking
+from megajax.checkpoint.record import read_contents, verified
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import CheckpointConfig, InputError
 from megajax.config.base import NotReady
@@ -124,7 +124,7 @@ def test_what_a_disk_failed_to_read_is_not_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """It is read again, and left as it is if that is of no use either; a restart finds the same newest checkpoint."""
-    monkeypatch.setattr(contents, "PAUSES", (0.1, 0.1))
+    monkeypatch.setattr(checking, "PAUSES", (0.1, 0.1))
     save_steps(tmp_path, [10, 20])
     file = tmp_path / "20" / name
     file.rename(aside := tmp_path / "20" / "aside")
@@ -136,7 +136,7 @@ def test_what_a_disk_failed_to_read_is_not_damaged(
             restored_step(checkpoints)
         assert caplog.text.count("reading again in 0.1 s") == 2
         assert checkpoints.steps == [10, 20]
-        monkeypatch.setattr(contents, "PAUSES", (1.0,))
+        monkeypatch.setattr(checking, "PAUSES", (1.0,))
         healing = threading.Timer(0.3, lambda: aside.replace(file))
         healing.start()
         assert restored_step(checkpoints) == 20

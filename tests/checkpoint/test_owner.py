@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megajax.checkpoint.owner import Owner
+from megajax.checkpoint.directory import Owner
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import CheckpointConfig, InputError
 from tests.checkpoint.small import restored_step, save_steps, small_state

@@ -14,7 +14,7 @@ import logging, os, sys, time
 from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from megajax.checkpoint.agree import gather
+from megajax.processes import gather
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import CheckpointConfig
 

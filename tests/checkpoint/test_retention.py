@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megajax.checkpoint.retention import kept
+from megajax.checkpoint.directory import kept
 from megajax.config import CheckpointConfig
 
 

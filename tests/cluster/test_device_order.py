@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megajax.cluster.hosts import devices_by_host, tensor_warning
-from megajax.cluster.join import odd_one_out
+from megajax.cluster.join import devices_by_host, odd_one_out, tensor_warning
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ import tokenizers
 from megajax.config import Config, DataConfig, InputError, TokenizerConfig
 from megajax.corpus.chat import Chat
 from megajax.corpus.conversations import write_conversations
-from megajax.data.indexed import IndexedDataset
+from megajax.data.indexed import IndexedDataset, Selection
 from megajax.data.instruction import InstructionDataset
-from megajax.data.selection import Selection
 from megajax.data.tokenizers import SentencePieceTokenizer, Tokenizer, build_tokenizer, train_sentencepiece
 from megajax.inference.trained import TrainedModel
 

@@ -9,7 +9,7 @@ from megajax.config import InputError, TokenizerConfig
 from megajax.corpus.corpus import Report, preprocess
 from megajax.corpus.readers import read_documents
 from megajax.data.indexed import IndexedDataset
-from megajax.data.splits import document_range
+from megajax.data.sources import document_range
 from megajax.data.tokenizers import build_tokenizer, train_sentencepiece
 
 NULL = TokenizerConfig(type="null", vocab_size=100)

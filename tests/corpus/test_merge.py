@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from megajax.config import InputError
-from megajax.corpus.inspect import describe_token_files
-from megajax.corpus.merge import merge_token_files, prefixes_in
+from megajax.corpus.token_files import describe_token_files, merge_token_files, prefixes_in
 from megajax.data.indexed import IndexedDataset, IndexedWriter
 from megajax.data.tokenizers import NullTokenizer
 

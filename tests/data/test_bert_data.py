@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from megajax.config import DataConfig, InputError
 from megajax.data.bert import BertDataset
+from megajax.data.indexed import Selection
 from megajax.data.masking import draw_spans, geometric_length, inverse_length, masking_budget, whole_words
-from megajax.data.selection import Selection
 from megajax.data.tokenizers import NullTokenizer
 from megajax.data.tokenizers.fast import FastTokenizer, bert_wordpiece
 

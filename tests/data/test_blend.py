@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from megajax.config import InputError
 from megajax.data.blend import BlendedDataset, Source, blend_order, parse_data_path, source_sizes
-from megajax.data.chain import Chain
+from megajax.data.dataset import Chain
 
 
 def test_order_equals_megatron():

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from megajax.config import Config, DataConfig, InputError, check_config
 from megajax.corpus.chat import render
 from megajax.corpus.conversations import write_conversations
-from megajax.data.indexed import IndexedDataset
+from megajax.data.indexed import IndexedDataset, Selection
 from megajax.data.instruction import InstructionDataset, best_fit, pack
-from megajax.data.selection import Selection
 from megajax.data.tokenizers import NullTokenizer, SentencePieceTokenizer, train_sentencepiece
 
 EOD = 99

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megajax.config import InputError
-from megajax.data.mapping import SentenceMap, build_mapping
-from megajax.data.mersenne import mt19937_64, shuffled
-from megajax.data.selection import Selection
+from megajax.data.indexed import Selection
+from megajax.data.mapping import SentenceMap, build_mapping, mt19937_64, shuffled
 
 
 class TestMersenne:

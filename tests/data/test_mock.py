@@ -3,7 +3,7 @@ import pytest
 
 from megajax.config import DataConfig, InputError
 from megajax.data.build import build_datasets
-from megajax.data.mock import MockDocuments
+from megajax.data.sources import MockDocuments
 from megajax.data.tokenizers import NullTokenizer
 
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megajax.config import InputError
-from megajax.data.splits import SPLITS, document_range, parse_split
+from megajax.data.sources import SPLITS, document_range, parse_split
 
 
 def ranges(split: str, documents: int) -> list[range]:

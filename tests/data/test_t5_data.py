@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from megajax.config import DataConfig, InputError
-from megajax.data.selection import Selection
+from megajax.data.indexed import Selection
 from megajax.data.t5 import T5Dataset
 from megajax.data.tokenizers import NullTokenizer
 from megajax.data.tokenizers.fast import FastTokenizer, bert_wordpiece

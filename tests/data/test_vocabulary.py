@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megajax.config import DataConfig, InputError
-from megajax.corpus.merge import merge_token_files
+from megajax.corpus.token_files import merge_token_files
 from megajax.data import vocabulary
 from megajax.data.build import build_datasets
 from megajax.data.indexed import Index, IndexedDataset, IndexedWriter, write_index

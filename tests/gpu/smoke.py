@@ -31,10 +31,10 @@ try:
     from megajax.parallel.kernels import choose_attention
     from megajax.parallel.mesh import build_mesh
     from megajax.parallel.rules import Rules
-    from megajax.training.announce import throughput_of
-    from megajax.training.feed import Feed
+    from megajax.training.batches import Feed, batch_shardings
     from megajax.training.schedule import Schedule
-    from megajax.training.step import batch_shardings, build_init, build_train_step
+    from megajax.training.setup import throughput_of
+    from megajax.training.step import build_init, build_train_step
 except ModuleNotFoundError as error:
     sys.exit(f"smoke: {error.name} is not installed: nothing can run without it")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megajax.observe.clock import Clock, Meter
+from megajax.observe.goodput import Clock, Meter
 
 
 def test_seconds_by_cause():

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megajax.observe.clock import Clock
-from megajax.observe.goodput import Ledger, Start, describe_goodput, goodput, spending
+from megajax.observe.goodput import Clock, Ledger, Start, describe_goodput, goodput, spending
 
 CRASHED = Start(began=1000, resumed=0, step=50, seconds={"start": 20, "host": 10, "device": 80, "input": 5})
 AGAIN = Start(began=1125, resumed=40, step=60, seconds={"start": 25, "host": 4, "device": 36, "evaluation": 10})
@@ -117,7 +116,7 @@ def test_a_damaged_ledger_stops_no_run(tmp_path, caplog):
 WRITER = """
 import sys
 from pathlib import Path
-from megajax.observe.clock import Clock
+from megajax.observe.goodput import Clock
 from megajax.observe.goodput import Ledger
 ledger = Ledger(Path(sys.argv[1]), Clock(), 0)
 print("ready", flush=True)

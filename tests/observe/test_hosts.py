@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from megajax.observe.hosts import describe_hosts, find_stragglers
+from megajax.observe.pace import describe_hosts, find_stragglers
 
 NAMES = ("node-1", "node-1", "node-2", "node-2")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from megajax.observe.clock import Clock
+from megajax.observe.goodput import Clock
 from megajax.observe.pace import ENOUGH, REMEMBERED, Pace
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from megajax.config.train import LogConfig
-from megajax.observe.clock import Clock
-from megajax.observe.late import LateMetrics
+from megajax.observe.goodput import Clock
 from megajax.observe.pace import ENOUGH
-from megajax.observe.report import Reporter
+from megajax.observe.report import LateMetrics, Reporter
 from megajax.observe.throughput import Throughput
 
 THROUGHPUT = Throughput(

@@ -13,8 +13,9 @@ from megajax.parallel.rules import Rules
 from megajax.planning.collectives import collectives
 from megajax.planning.deviceless import TARGETS, gpu_topology, has_compiler
 from megajax.planning.deviceless_step import compile_step
+from megajax.training.batches import batch_shardings
 from megajax.training.schedule import Schedule
-from megajax.training.step import batch_shardings, build_init, build_train_step
+from megajax.training.step import build_init, build_train_step
 from tests.bench.deviceless_memory import published
 
 M, B, S, L, D = 2, 8, 1024, 3, 1024

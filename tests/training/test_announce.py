@@ -7,7 +7,7 @@ from megajax.config import load_config
 from megajax.config.parallel import AXES
 from megajax.costs.flops import count_flops
 from megajax.parallel.mesh import build_mesh
-from megajax.training.announce import throughput_of
+from megajax.training.setup import throughput_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from megajax.config import Config, HealthConfig
-from megajax.observe.late import StepMetrics
+from megajax.observe.report import StepMetrics
 from megajax.training.health import RollBack, check_step, init_health, is_spike, update_health
 
 WATCHFUL = HealthConfig(spike_factor=2.0, window=4)

@@ -15,9 +15,8 @@ from megajax.data.tokenizers.build import (
     train_tokenizer,
 )
 from megajax.data.tokenizers.fast import FastTokenizer
-from megajax.data.tokenizers.null import NullTokenizer
 from megajax.data.tokenizers.pieces import SentencePieceTokenizer, train_sentencepiece
-from megajax.data.tokenizers.tokenizer import Tokenizer
+from megajax.data.tokenizers.tokenizer import NullTokenizer, Tokenizer
 
 __all__ = [
     "FastTokenizer",

@@ -13,10 +13,9 @@ from megajax.config.data import TokenizerConfig
 from megajax.config.run_files import TOKENIZER_FILES, TRAINED_TOKENIZER
 from megajax.data.tokenizers.beside import BESIDE, read_beside, read_text
 from megajax.data.tokenizers.fast import bert_wordpiece, gpt2_bpe, huggingface, train_wordpiece
-from megajax.data.tokenizers.null import NullTokenizer
 from megajax.data.tokenizers.pieces import SentencePieceTokenizer, train_sentencepiece
 from megajax.data.tokenizers.ranks import RankTokenizer
-from megajax.data.tokenizers.tokenizer import Tokenizer
+from megajax.data.tokenizers.tokenizer import NullTokenizer, Tokenizer
 
 
 def build_tokenizer(config: TokenizerConfig) -> Tokenizer:

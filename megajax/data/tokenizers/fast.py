@@ -13,9 +13,9 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from megajax.config.base import InputError
-from megajax.data.files import write_text
 from megajax.data.tokenizers.beside import read_beside
 from megajax.data.tokenizers.tokenizer import ROLES, Tokenizer, file_identity, sentinel_names
+from megajax.files import write_text
 
 _GPT2_EOD = "<|endoftext|>"
 _KNOWN_EODS = (_GPT2_EOD, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")

@@ -11,10 +11,10 @@ import sentencepiece
 import tokenizers
 
 from megajax.config.base import InputError
-from megajax.data.files import atomic_write
 from megajax.data.tokenizers.beside import read_beside
 from megajax.data.tokenizers.convert import from_sentencepiece
 from megajax.data.tokenizers.tokenizer import Tokenizer, file_identity, sentinel_names
+from megajax.files import atomic_write
 
 
 class SentencePieceTokenizer(Tokenizer):

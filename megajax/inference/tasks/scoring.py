@@ -18,10 +18,10 @@ import numpy as np
 from rich.console import Console
 
 from megajax.config import InputError
-from megajax.in_turn import in_turn
 from megajax.inference.scores import score_batch
 from megajax.inference.trained import TrainedModel
 from megajax.observe.progress import progress_bar
+from megajax.processes import in_turn
 
 
 class Window(NamedTuple):

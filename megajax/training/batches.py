@@ -1,4 +1,4 @@
-"""From batches in host memory to global arrays on the mesh, [M, B, S] each.
+"""Batches on the mesh: from rows in host memory to global arrays, [M, B, S] each.
 
 Sample j of a global batch is row j % B of microbatch j // B: the same sample numbers meet the same step under every
 layout, only their grouping into microbatches changes. A process reads only the rows that its devices hold. The tokens
@@ -15,17 +15,29 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from megajax.config.parallel import REPLICAS
+from megajax.config.config import Config
+from megajax.config.parallel import AXES, REPLICAS
+from megajax.models.families import batch_arrays
 from megajax.models.model import Batch
 from megajax.parallel.rules import Rules
 from megajax.parallel.zigzag import token_order
+
+
+def batch_shardings(rules: Rules, config: Config) -> dict[str, NamedSharding]:
+    """Where every array of a batch [M, B, ...] goes: samples over the replicas, positions over context."""
+    axes = (None, "batch", "sequence")
+    arrays = batch_arrays(config.model, config.data)
+    return {
+        name: NamedSharding(rules.mesh, rules.in_compute(axes[: 2 + len(array.shape)], AXES))
+        for name, array in arrays.items()
+    }
 
 
 class Feed:
     """Cuts global batches for one mesh."""
 
     def __init__(self, rules: Rules, micro_batch_size: int, shardings: Mapping[str, NamedSharding]) -> None:
-        """`shardings` of the arrays that the step eats (`training.step.batch_shardings`)."""
+        """`shardings` of the arrays that the step eats (`batch_shardings`)."""
         self.width = micro_batch_size * rules.size(*REPLICAS)
         self.context = rules.size("context")
         self.shardings = shardings

@@ -1,0 +1,50 @@
+"""What several processes and several CPU devices demand: programs that take turns, and texts that all are told.
+
+Programs with collectives must not overlap on CPU devices: a trap of XLA's CPU backend. Dispatch is asynchronous, and on
+CPU devices programs that do not depend on each other run at once. Then gloo pairs up collectives of different programs,
+or within a process the devices of one program wait for threads that those of another hold: all wait for ever (seen with
+jax 0.10.2: sixty small all-reduces dispatched in a row by four processes hang within seconds; waiting for each, never).
+GPUs run programs in the order of their dispatch.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+T = TypeVar("T")
+UNIT = 1024
+"""Bytes: few sizes of messages, as JAX compiles a program for each."""
+
+
+def take_turns() -> bool:
+    """Whether programs have to be waited for: on several CPU devices."""
+    return jax.default_backend() == "cpu" and jax.device_count() > 1
+
+
+def in_turn(result: T) -> T:
+    """Pass on the result of a program that has collectives; where programs take turns, once it is there."""
+    if take_turns():
+        jax.block_until_ready(result)
+    return result
+
+
+def gather(text: str) -> list[str]:
+    """What every process says, in their order; all have to call it."""
+    if jax.process_count() == 1:
+        return [text]
+    said = np.frombuffer(text.encode(), np.uint8)
+    units = multihost_utils.process_allgather(np.int32(said.size // UNIT + 1)).max()
+    own = np.zeros(units * UNIT, np.uint8)
+    own[: said.size] = said
+    return [bytes(row).rstrip(b"\0").decode() for row in multihost_utils.process_allgather(own)]
+
+
+def first(text: str) -> str:
+    """The first text that is not empty, process by process: what went wrong, and where."""
+    said = gather(text)
+    where = (f" (process {index})" if len(said) > 1 else "" for index in range(len(said)))
+    return next((text + place for text, place in zip(said, where, strict=True) if text), "")
