@@ -29,7 +29,8 @@ try:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from megajax.cluster.detect import detect
-    from megajax.costs.hardware import find_gpu, measured_matmul_peak
+    from megajax.costs.hardware import find_gpu
+    from megajax.observe.throughput import measured_matmul_peak
 except ImportError as error:
     sys.exit(f"FAIL  JAX cannot be imported: {error} (pip install '.[cuda13]', or without it on a machine without GPU)")
 

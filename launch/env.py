@@ -3,7 +3,7 @@
     eval "$(python -m launch.env --export)"
 
 `launch.local`, `launch.run` and the SLURM script apply the table where there are GPUs, and print what they set. What
-the user has set already, stays. The table is `megajax.config.gpu_settings`, which says what is not in it and why.
+the user has set already, stays. The table is `megajax.costs.gpu_settings`, which says what is not in it and why.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Mapping
 
 from launch.gpus import query
 from megajax.config.cli import OneLineParser, entry_point
-from megajax.config.gpu_settings import GPUS, TABLE, changes, gpu_type
+from megajax.costs.gpu_settings import TABLE, TYPES, changes, gpu_type
 
 
 @entry_point
 def main(argv: list[str]) -> None:
     """Run the command line."""
     parser = OneLineParser(prog="python -m launch.env", description="Settings of XLA and NCCL.", allow_abbrev=False)
-    parser.add_argument("--gpu", choices=GPUS, default=find_gpu_type(), help="default: the one that is here")
+    parser.add_argument("--gpu", choices=TYPES, default=find_gpu_type(), help="default: the one that is here")
     parser.add_argument("--export", action="store_true", help="lines for a shell to evaluate")
     options = parser.parse_args(argv)
     if options.export:
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     print(f"{options.gpu or 'no GPU of the table here: every row'}")
     for row in TABLE:
         if options.gpu is None or options.gpu in row.gpus:
-            where = "" if row.gpus == GPUS else f" [{' '.join(row.gpus)}]"
+            where = "" if row.gpus == TYPES else f" [{' '.join(row.gpus)}]"
             print(f"  {row.kind}  {row.name}={row.value}{where}\n       {row.reason}")
 
 

@@ -24,8 +24,8 @@ from megajax.checkpoint.store import Checkpoints
 from megajax.cluster import Cluster, Watchdog, check_devices, detect, devices_by_host, join, tensor_warning
 from megajax.config import ClusterConfig, Config, InputError, check_batch, check_training, dump_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
-from megajax.config.gpu_settings import settings_warning
 from megajax.corpus.prepare import prepare_text
+from megajax.costs.gpu_settings import settings_warning
 from megajax.data.build import build_datasets
 from megajax.data.consumed import Mix, TrainingData
 from megajax.data.dataset import Batch as HostBatch

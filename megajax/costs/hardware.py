@@ -1,21 +1,29 @@
-"""Peaks of the devices a run may meet, and how much of them is reached: the denominator of MFU, the roofline.
+"""The table of GPUs: their peaks, how much of these training reaches, memory, network, and what XLA asks about them.
 
-Peaks are *dense*: data sheets print twice as much, for 2:4 sparse matrices that nobody trains with. Sources: NVIDIA
-data sheets; memory sizes are about what the driver reports. A device that is not in the table has no peak ("n/a"): a
-wrong MFU is worse than none.
+A new GPU is a new row of `GPUS`: MFU, planner, settings of XLA (`costs.gpu_settings`) and compilation for GPUs that are
+not there (`planning.deviceless`) all read this table. The launcher reads it too, so this module does not import JAX.
+
+Peaks are *dense*: data sheets print twice as much, for 2:4 sparse matrices that nobody trains with. The sources are
+NVIDIA's data sheets; memory sizes are about what the driver reports. A device that is not in the table has no peak
+("n/a"): a wrong MFU is worse than none.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import re
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import jax
-import jax.numpy as jnp
-
 from megajax.config.base import InputError
-from megajax.config.gpu_settings import memory_fraction
+
+MEMORY_FRACTION = 0.92
+"""Share of a GPU's memory that JAX takes, and so arrays can have, unless the user has set it (`memory_fraction`)."""
+MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""The environment variable that sets it."""
+OTHER_NAMES = {MEMORY: "XLA_CLIENT_MEM_FRACTION"}
+"""Variables that JAX takes for the same, and refuses beside each other."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +58,28 @@ GRACE_BLACKWELL = replace(BLACKWELL, matmul=0.60, matmul_fp8=0.60)
 
 
 @dataclass(frozen=True)
+class Chip:
+    """Facts about a GPU that only XLA's compiler asks, as the CUDA driver reports them; sizes in bytes."""
+
+    device_kind: str
+    """`jax.Device.device_kind`."""
+    lanes: int
+    """fp32 units per multiprocessor."""
+    clock_ghz: float
+    l2_cache: int
+    shared_memory: int
+    """Per multiprocessor; a block may have 1 KiB less."""
+
+
+@dataclass(frozen=True)
 class Gpu:
     """One GPU; rates per second and device, one direction."""
 
     name: str
     kind: str
     """Regular expression on `jax.Device.device_kind`."""
+    capability: int
+    """CUDA compute capability, major version: 8 is Ampere, 9 Hopper, 10 Blackwell."""
     half_tflops: float
     """Dense bf16 and fp16 tensor-core peak, 1e12 FLOP/s."""
     tf32_tflops: float
@@ -73,42 +97,64 @@ class Gpu:
     speed: Speed
     link_domain: int = 8
     """GPUs that NVLink connects."""
+    chip: Chip | None = None
+    """None = nothing can be compiled for it where it is not."""
+
+    @property
+    def type(self) -> str:
+        """Key of its settings: "h100" for every H100."""
+        return self.name.partition("-")[0].lower()
 
     @property
     def array_bytes(self) -> float:
-        """Bytes that arrays can have: what the launcher gives JAX. The rest is for CUDA, NCCL and fragments.
+        """Bytes that arrays can have. The launcher gives JAX as much; the rest is for CUDA, NCCL and fragments.
 
         Raises:
-            InputError: the user has set it to what is no number above 0.
+            InputError: the user has set the share to something that is no number above 0.
         """
         return memory_fraction() * self.memory_bytes
 
 
 # Specific names first: the first expression found in the device kind wins.
 GPUS = (
-    Gpu("A100-40GB", r"A100.*40GB", 312, 156, None, 108, 42.4e9, 1.555e12, 300e9, 25e9, AMPERE),
-    Gpu("A100-80GB", r"A100.*80GB", 312, 156, None, 108, 85.1e9, 2.039e12, 300e9, 25e9, AMPERE),
-    Gpu("H100-PCIe", r"H100 PCIe", 756.5, 378, 1513, 114, 84.9e9, 2.0e12, 300e9, 50e9, HOPPER, link_domain=2),
-    Gpu("H100-NVL", r"H100 NVL", 835.5, 417.5, 1671, 132, 99.9e9, 3.9e12, 300e9, 50e9, HOPPER, link_domain=2),
-    Gpu("H100", r"\bH100\b", 989.5, 494.5, 1979, 132, 84.9e9, 3.35e12, 450e9, 50e9, HOPPER),
-    Gpu("H200-NVL", r"H200 NVL", 835.5, 417.5, 1671, 132, 151.4e9, 4.8e12, 450e9, 50e9, HOPPER, link_domain=4),
-    Gpu("H200", r"\bH200\b", 989.5, 494.5, 1979, 132, 151.4e9, 4.8e12, 450e9, 50e9, HOPPER),
-    Gpu("GB200", r"\bGB200\b", 2500, 1250, 5000, 152, 197.9e9, 7.93e12, 900e9, 50e9, GRACE_BLACKWELL, link_domain=72),
-    Gpu("B200", r"\bB200\b", 2250, 1125, 4500, 148, 191.5e9, 7.67e12, 900e9, 50e9, BLACKWELL),
-    Gpu("B300", r"\bB300\b", 2250, 1125, 4500, 148, 288e9, 8.0e12, 900e9, 100e9, BLACKWELL),
-)
+    Gpu("A100-40GB", r"A100.*40GB", 8, 312, 156, None, 108, 42.4e9, 1.555e12, 300e9, 25e9, AMPERE),
+    Gpu(
+        "A100-80GB", r"A100.*80GB", 8, 312, 156, None, 108, 85.1e9, 2.039e12, 300e9, 25e9, AMPERE,
+        chip=Chip("NVIDIA A100-SXM4-80GB", 64, 1.41, 41_943_040, 167_936),
+    ),
+    Gpu("H100-PCIe", r"H100 PCIe", 9, 756.5, 378, 1513, 114, 84.9e9, 2.0e12, 300e9, 50e9, HOPPER, link_domain=2),
+    Gpu("H100-NVL", r"H100 NVL", 9, 835.5, 417.5, 1671, 132, 99.9e9, 3.9e12, 300e9, 50e9, HOPPER, link_domain=2),
+    Gpu(
+        "H100", r"\bH100\b", 9, 989.5, 494.5, 1979, 132, 84.9e9, 3.35e12, 450e9, 50e9, HOPPER,
+        chip=Chip("NVIDIA H100 80GB HBM3", 128, 1.98, 52_428_800, 233_472),
+    ),
+    Gpu("H200-NVL", r"H200 NVL", 9, 835.5, 417.5, 1671, 132, 151.4e9, 4.8e12, 450e9, 50e9, HOPPER, link_domain=4),
+    Gpu(
+        "H200", r"\bH200\b", 9, 989.5, 494.5, 1979, 132, 151.4e9, 4.8e12, 450e9, 50e9, HOPPER,
+        chip=Chip("NVIDIA H200", 128, 1.98, 52_428_800, 233_472),
+    ),
+    Gpu(
+        "B200", r"\bB200\b", 10, 2250, 1125, 4500, 148, 191.5e9, 7.67e12, 900e9, 50e9, BLACKWELL,
+        chip=Chip("NVIDIA B200", 128, 1.965, 132_644_864, 233_472),
+    ),
+    Gpu(
+        "GB200", r"\bGB200\b", 10, 2500, 1250, 5000, 152, 197.9e9, 7.93e12, 900e9, 50e9, GRACE_BLACKWELL,
+        link_domain=72, chip=Chip("NVIDIA GB200", 128, 2.062, 135_528_448, 233_472),
+    ),
+    Gpu("B300", r"\bB300\b", 10, 2250, 1125, 4500, 148, 288e9, 8.0e12, 900e9, 100e9, BLACKWELL),
+)  # fmt: skip
 
 
 def find_gpu(device_kind: str) -> Gpu | None:
-    """The table's entry for `jax.Device.device_kind` ("NVIDIA H100 80GB HBM3"), or None."""
+    """Find the row for a `jax.Device.device_kind` such as "NVIDIA H100 80GB HBM3"; None if there is none."""
     return next((gpu for gpu in GPUS if re.search(gpu.kind, device_kind)), None)
 
 
 def gpu_named(name: str) -> Gpu:
-    """The table's entry of that name, in any case.
+    """Return the row with this name, whatever its case.
 
     Raises:
-        InputError: there is none; lists those there are and says how to add one.
+        InputError: there is none; the message lists the names and says how to add a row.
     """
     for gpu in GPUS:
         if gpu.name.lower() == name.lower():
@@ -122,7 +168,7 @@ def gpu_named(name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class Peak:
-    """Peak of one device and where it comes from."""
+    """The peak of one device and where the number comes from."""
 
     flops: float | None
     """FLOP/s, or None if unknown."""
@@ -130,26 +176,8 @@ class Peak:
     """For the log, where MFU is explained."""
 
 
-def device_peak(device: jax.Device, precision: str, override_tflops: float | None = None) -> Peak:
-    """Dense peak of `device` for matrix products in `precision` ("bf16", "fp16" or "fp32").
-
-    A CPU is measured; simulated devices share its cores and so its peak.
-
-    Args:
-        device: Any device of the mesh.
-        precision: `train.precision`.
-        override_tflops: `log.peak_tflops`; 0 = no MFU.
-    """
-    if override_tflops is not None:
-        return Peak(override_tflops * 1e12 or None, f"{override_tflops:g} TFLOP/s from log.peak_tflops")
-    if device.platform == "cpu":
-        flops = measured_matmul_peak(precision) / device.client.local_device_count()
-        return Peak(flops, f"{flops / 1e12:.3f} TFLOP/s, measured {precision} matrix product on this CPU")
-    return table_peak(device.device_kind, precision)
-
-
 def table_peak(device_kind: str, precision: str) -> Peak:
-    """Dense peak of a GPU from its name alone."""
+    """Look up the dense peak of a GPU by its `device_kind`."""
     gpu = find_gpu(device_kind)
     if gpu is None:
         return Peak(None, f"n/a, unknown device {device_kind!r} (set log.peak_tflops)")
@@ -157,14 +185,27 @@ def table_peak(device_kind: str, precision: str) -> Peak:
     return Peak(tflops * 1e12, f"{tflops:g} TFLOP/s, dense {numbers} of {gpu.name}")
 
 
-def measured_matmul_peak(precision: str, size: int = 512, seconds: float = 0.2) -> float:
-    """Best FLOP/s of a jitted `size` x `size` matrix product on the default device, tried for about `seconds`."""
-    dtype = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}[precision]
-    x = jnp.ones((size, size), dtype)
-    product = jax.jit(jnp.matmul).lower(x, x).compile()
-    best, deadline = float("inf"), time.perf_counter() + seconds
-    while best == float("inf") or time.perf_counter() < deadline:
-        start = time.perf_counter()
-        product(x, x).block_until_ready()
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
+def memory_fraction(environment: Mapping[str, str] = os.environ) -> float:
+    """Return the share of a GPU's memory that JAX takes: what the user has set, or else MEMORY_FRACTION.
+
+    Raises:
+        InputError: what is set is no number above 0.
+    """
+    name = memory_variable(environment)
+    if name is None:
+        return MEMORY_FRACTION
+    try:
+        fraction = float(environment[name])
+    except ValueError:
+        fraction = 0.0
+    if not 0 < fraction < math.inf:
+        raise InputError(
+            f"{name}={environment[name]} in the environment is no part of a GPU's memory: give a number such as "
+            f"{MEMORY_FRACTION}, or unset it"
+        )
+    return fraction
+
+
+def memory_variable(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Name the variable with which the user has set `memory_fraction`; None if no variable is set."""
+    return next((name for name in (MEMORY, OTHER_NAMES[MEMORY]) if environment.get(name)), None)

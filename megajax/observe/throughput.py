@@ -6,7 +6,11 @@ FLOPs leave recomputation out, so recomputing more cannot raise it.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
 
 
 @dataclass(frozen=True)
@@ -64,3 +68,16 @@ class Throughput:
             f"MFU = model FLOPs / (seconds x {self.devices} devices x peak); model FLOPs per sample "
             f"{self.flops_per_sample:.4g} ({self.attention} attention, no recomputation); peak {self.peak_label}"
         )
+
+
+def measured_matmul_peak(precision: str, size: int = 512, seconds: float = 0.2) -> float:
+    """Best FLOP/s of a jitted `size` x `size` matrix product on the default device, tried for about `seconds`."""
+    dtype = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}[precision]
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(jnp.matmul).lower(x, x).compile()
+    best, deadline = float("inf"), time.perf_counter() + seconds
+    while best == float("inf") or time.perf_counter() < deadline:
+        start = time.perf_counter()
+        product(x, x).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best

@@ -14,49 +14,18 @@ autotuned, so the memory analysis lacks the scratch of tuned kernels; as always,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 import jax
 from jax.experimental import topologies
 
 from megajax.config.base import InputError
-from megajax.config.gpu_settings import memory_fraction
+from megajax.costs.hardware import GPUS, Gpu
 
 XLA_FRACTION = 0.8
-"""Of a GPU's memory that XLA plans with, where no client tells it what its allocator has (on a GPU, JAX does)."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """What the compiler asks about a GPU, as the CUDA driver reports it; sizes in bytes."""
-
-    description: str
-    """`jax.Device.device_kind`."""
-    capability: int
-    """CUDA compute capability, major version."""
-    multiprocessors: int
-    lanes: int
-    """fp32 units per multiprocessor."""
-    clock_ghz: float
-    memory_bandwidth: int
-    """Bytes/s."""
-    memory: int
-    l2_cache: int
-    shared_memory: int
-    """Per multiprocessor; a block may have 1 KiB less."""
-
-
-TARGETS = {
-    "A100-80GB": Target(
-        "NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 2_039_040_000_000, 85_100_068_864, 41_943_040, 167_936
-    ),
-    "H100": Target("NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 3_352_320_000_000, 84_942_979_072, 52_428_800, 233_472),
-    "H200": Target("NVIDIA H200", 9, 132, 128, 1.98, 4_800_000_000_000, 151_397_597_184, 52_428_800, 233_472),
-    "B200": Target("NVIDIA B200", 10, 148, 128, 1.965, 7_672_320_000_000, 191_514_411_008, 132_644_864, 233_472),
-    "GB200": Target("NVIDIA GB200", 10, 152, 128, 2.062, 7_928_064_000_000, 197_897_748_480, 135_528_448, 233_472),
-}
-"""By the names of `planning.hardware.GPUS`."""
+"""Share of a GPU's memory that XLA plans with, where no client tells it what its allocator has (on a GPU, JAX does)."""
+TARGETS = {gpu.name: gpu for gpu in GPUS if gpu.chip}
+"""GPUs that XLA can be told about."""
 
 
 def has_compiler() -> bool:
@@ -93,25 +62,27 @@ def gpu_topology(name: str, devices: int, gpus_per_host: int = 8) -> list[jax.De
     return list(topology.devices)
 
 
-def _proto(gpu: Target) -> str:
-    """XLA's `stream_executor.GpuTargetConfigProto` as text; what is not in TARGETS is the same on all of them.
+def _proto(gpu: Gpu) -> str:
+    """XLA's `stream_executor.GpuTargetConfigProto` as text; what the table of GPUs lacks is the same on all of them.
 
     Its memory is such that XLA plans with what the launcher gives JAX: told less, it repeats collectives to save some.
     """
+    chip = gpu.chip
+    assert chip is not None
     return f"""
         platform_name: "CUDA"
         dnn_version_info {{ major: 9 minor: 10 }}
-        device_description_str: "{gpu.description}"
+        device_description_str: "{chip.device_kind}"
         gpu_device_info {{
             cuda_compute_capability {{ major: {gpu.capability} }}
             core_count: {gpu.multiprocessors}
-            fpus_per_core: {gpu.lanes}
-            clock_rate_ghz: {gpu.clock_ghz}
-            memory_bandwidth: {gpu.memory_bandwidth}
-            device_memory_size: {int(gpu.memory * memory_fraction() / XLA_FRACTION)}
-            l2_cache_size: {gpu.l2_cache}
-            shared_memory_per_core: {gpu.shared_memory}
-            shared_memory_per_block_optin: {gpu.shared_memory - 1024}
+            fpus_per_core: {chip.lanes}
+            clock_rate_ghz: {chip.clock_ghz}
+            memory_bandwidth: {int(gpu.memory_bandwidth)}
+            device_memory_size: {int(gpu.array_bytes / XLA_FRACTION)}
+            l2_cache_size: {chip.l2_cache}
+            shared_memory_per_core: {chip.shared_memory}
+            shared_memory_per_block_optin: {chip.shared_memory - 1024}
             shared_memory_per_block: 49152
             registers_per_core_limit: 65536
             registers_per_block_limit: 65536

@@ -26,8 +26,8 @@ import jax
 
 from megajax.config import Config, InputError
 from megajax.config.cli import entry_point
-from megajax.config.gpu_settings import compiler_options, gpu_type
 from megajax.config.parallel import AXES
+from megajax.costs.gpu_settings import compiler_options, gpu_type
 from megajax.costs.stacks import balanced_load
 from megajax.models.families import batch_arrays
 from megajax.parallel.kernels import choose_attention

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from megajax.config import Config, InputError, check_config, resolve_mesh
-from megajax.config.gpu_settings import MEMORY_FRACTION, memory_fraction, memory_variable
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.costs.flops import AttentionConvention, Flops, count_flops
-from megajax.costs.hardware import Gpu, gpu_named
+from megajax.costs.hardware import MEMORY_FRACTION, Gpu, gpu_named, memory_fraction, memory_variable
 from megajax.costs.memory import GIB, StageMemory, describe_logits, logits_bytes, stage_memory
 from megajax.costs.sizes import parameter_count
 from megajax.costs.stacks import Load, balanced_load

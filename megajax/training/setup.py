@@ -19,7 +19,7 @@ from megajax.config.checks import check_config
 from megajax.config.config import Config
 from megajax.config.parallel import REPLICAS, fit_vocabulary
 from megajax.costs.flops import count_flops
-from megajax.costs.hardware import device_peak
+from megajax.costs.hardware import Peak, table_peak
 from megajax.costs.memory import describe_logits, state_bytes
 from megajax.costs.sizes import parameter_count
 from megajax.data.consumed import TrainingData
@@ -27,7 +27,7 @@ from megajax.data.dataset import Dataset
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.models.families import model_class
 from megajax.observe.memory import device_memory
-from megajax.observe.throughput import Throughput
+from megajax.observe.throughput import Throughput, measured_matmul_peak
 from megajax.parallel.kernels import Kernel
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.training.run_directory import RunDirectory
@@ -112,6 +112,24 @@ def throughput_of(config: Config, mesh: Mesh) -> Throughput:
         peak_flops=peak.flops,
         peak_label=peak.label,
     )
+
+
+def device_peak(device: jax.Device, precision: str, override_tflops: float | None = None) -> Peak:
+    """Return the dense peak of a device for matrix products in `precision` ("bf16", "fp16" or "fp32").
+
+    A CPU is measured; simulated devices share its cores and so its peak.
+
+    Args:
+        device: Any device of the mesh.
+        precision: `train.precision`.
+        override_tflops: `log.peak_tflops`; 0 = no MFU.
+    """
+    if override_tflops is not None:
+        return Peak(override_tflops * 1e12 or None, f"{override_tflops:g} TFLOP/s from log.peak_tflops")
+    if device.platform == "cpu":
+        flops = measured_matmul_peak(precision) / device.client.local_device_count()
+        return Peak(flops, f"{flops / 1e12:.3f} TFLOP/s, measured {precision} matrix product on this CPU")
+    return table_peak(device.device_kind, precision)
 
 
 def announce(

@@ -8,18 +8,8 @@ import subprocess
 import pytest
 
 from megajax.config import InputError
-from megajax.config.gpu_settings import (
-    GPUS,
-    MEMORY,
-    MEMORY_FRACTION,
-    TABLE,
-    changes,
-    compiler_options,
-    gpu_type,
-    memory_fraction,
-    settings_warning,
-)
-from megajax.costs.hardware import gpu_named
+from megajax.costs.gpu_settings import TABLE, TYPES, changes, compiler_options, gpu_type, settings_warning
+from megajax.costs.hardware import MEMORY, MEMORY_FRACTION, gpu_named, memory_fraction
 from megajax.planning.deviceless import TARGETS, _proto
 from tests.launch.programs import ROOT, finish, launch, python
 
@@ -37,7 +27,7 @@ def test_xla_knows_every_flag():
 
 def test_every_row_has_a_reason_and_a_gpu():
     assert len({row.name for row in TABLE}) == len(TABLE)
-    assert all(row.reason and row.gpus and set(row.gpus) <= set(GPUS) for row in TABLE)
+    assert all(row.reason and row.gpus and set(row.gpus) <= set(TYPES) for row in TABLE)
 
 
 def test_flags_are_merged_and_the_users_choice_stays():
@@ -55,7 +45,7 @@ def test_flags_are_merged_and_the_users_choice_stays():
         changes("v100", {})
 
 
-@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("gpu", TYPES)
 def test_a_shell_can_evaluate_it(gpu: str):
     script = f'eval "$("$PYTHON" -m launch.env --gpu {gpu} --export)"; env'
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHON": os.sys.executable}
@@ -84,7 +74,7 @@ def test_the_users_memory_wins_with_the_planner_too(monkeypatch: pytest.MonkeyPa
         with monkeypatch.context() as patch:
             patch.setenv(name, "0.5")
             assert gpu_named("h100").array_bytes == pytest.approx(0.5 * 84.9e9)
-            assert f"device_memory_size: {int(84_942_979_072 * 0.5 / 0.8)}\n" in _proto(TARGETS["H100"])
+            assert f"device_memory_size: {int(0.5 * 84.9e9 / 0.8)}\n" in _proto(TARGETS["H100"])
         for wrong in ("half", "0", "-1", "nan", "inf"):
             with pytest.raises(InputError, match=f"{name}={wrong} in the environment is no part of a GPU's memory"):
                 memory_fraction({name: wrong})

@@ -46,10 +46,10 @@ def test_without_the_plugin():
 @needs_compiler
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_target_is_known_to_the_roofline(name):
-    assert find_gpu(TARGETS[name].description).name == name
+    assert find_gpu(TARGETS[name].chip.device_kind).name == name
     devices = gpu_topology(name, 16)
     assert [device.process_index for device in devices] == [0] * 8 + [1] * 8
-    assert {device.device_kind for device in devices} == {TARGETS[name].description}
+    assert {device.device_kind for device in devices} == {TARGETS[name].chip.device_kind}
 
 
 @pytest.fixture(scope="module")
