@@ -112,11 +112,12 @@ def chunked_loss(
         dhead += jnp.einsum(f"cv,cd->{matrix}", dlogits, x, preferred_element_type=jnp.float32)
         return (dhead, dbias), (loss, jnp.einsum(f"cv,{matrix}->cd", dlogits, head))
 
-    sums: Sums = jax.tree.map(
-        lambda a: jnp.zeros(a.shape if with_gradients else (0,) * a.ndim, jnp.float32), (head, bias)
-    )
+    def sums(start: jax.Array) -> Sums:
+        return jax.tree.map(lambda a: jnp.full(a.shape if with_gradients else (0,) * a.ndim, start), (head, bias))
+
+    zero = jnp.float32(0)
     if chunk == tokens:
-        (dhead, dbias), (loss, dx) = one_chunk(sums, (x, labels, weights))
+        (dhead, dbias), (loss, dx) = one_chunk(sums(zero), (x, labels, weights))
         return LinearLoss(loss, dx, dhead, dbias)
     count = -(-tokens // chunk)
     padding = count * chunk - tokens  # tokens of weight 0 fill up the last chunk
@@ -124,7 +125,10 @@ def chunked_loss(
     def chunked(a: jax.Array) -> jax.Array:
         return jnp.pad(a, [(0, padding)] + [(0, 0)] * (a.ndim - 1)).reshape(count, chunk, *a.shape[1:])
 
-    (dhead, dbias), (losses, dx) = jax.lax.scan(one_chunk, sums, (chunked(x), chunked(labels), chunked(weights)))
+    # Zeros that wait for nothing the compiler makes when it likes, before the layers run, which then hold them.
+    x, zero = jax.lax.optimization_barrier((x, zero))
+    inputs = (chunked(x), chunked(labels), chunked(weights))
+    (dhead, dbias), (losses, dx) = jax.lax.scan(one_chunk, sums(zero), inputs)
     return LinearLoss(losses.sum(), dx.reshape(count * chunk, -1)[:tokens], dhead, dbias)
 
 
