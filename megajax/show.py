@@ -24,7 +24,7 @@ from rich.table import Table
 from megajax.config import Config, InputError, check_batch, check_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.config.parallel import AXES
-from megajax.costs.sizes import parameter_count
+from megajax.costs.weights import parameter_count
 from megajax.files import write_text
 from megajax.interop.init_from import start_of
 from megajax.models.parameters import logical_axes, named_leaves

@@ -1,4 +1,4 @@
-"""The layers of a model as the planner counts them: stacks, weights of a layer, work of its experts.
+"""The layers of a model as the planner counts them: stacks, lookups in the embedding, and the work of experts.
 
 A stack is what one scan runs: all layers of a decoder or of BERT; T5 has two, of which the second looks at what the
 first one made.
@@ -14,13 +14,11 @@ rows of a block.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from math import ceil
 from typing import NamedTuple
 
 from megajax.config.config import Config
 from megajax.config.model import ModelConfig
-from megajax.costs.sizes import parameter_counts
 from megajax.models.experts import block_rows
 from megajax.models.families import model_class
 from megajax.models.model import Stack
@@ -29,47 +27,6 @@ from megajax.models.model import Stack
 def stacks(config: Config) -> tuple[Stack, ...]:
     """Return the stacks of a model, in the order in which they run; a pipeline cuts the last one."""
     return model_class(config.model).stacks(config.model, config.data)
-
-
-class LayerWeights(NamedTuple):
-    """Weights of one layer by what cuts them."""
-
-    attention: float
-    """Over `tensor`, unless heads are whole; norms included, which are too small to tell apart."""
-    mlp: float
-    """Over `tensor`: the MLP, of a mixture the shared one."""
-    experts: float
-    """Over `expert` and `tensor`."""
-    whole: float
-    """Over nothing: the router, and the gate of the shared MLP."""
-
-    def replicated_over_expert(self, tensor: int, whole_heads: bool) -> float:
-        """On a device, without its experts: what all devices along `expert` hold alike."""
-        return self.attention / (1 if whole_heads else tensor) + self.mlp / tensor + self.whole
-
-    def on_device(self, tensor: int, expert: int, whole_heads: bool) -> float:
-        """All that a device computes with."""
-        return self.replicated_over_expert(tensor, whole_heads) + self.experts / (expert * tensor)
-
-
-@cache
-def layer_weights(model: ModelConfig, *, crossed: bool = False) -> LayerWeights:
-    """Those of one layer; `crossed` if it looks at an encoder as well."""
-    counts = parameter_counts(model, padded=True)
-    layer = lambda *names: sum(counts.get(name, 0) for name in names) / model.num_layers  # noqa: E731
-    attention = layer("attention_norm", "qkv", "qk_norm", "attention_out", "mlp_norm")
-    if crossed:
-        attention += layer("cross_norm", "cross")
-    if not model.experts:
-        return LayerWeights(attention, layer("fc1", "fc2"), 0, 0)
-    return LayerWeights(attention, layer("shared"), layer("fc1", "fc2"), layer("router", "shared_gate"))
-
-
-@cache
-def table_parameters(model: ModelConfig) -> int:
-    """Weights of embedding and head."""
-    counts = parameter_counts(model, padded=True)
-    return counts["word_embedding"] + counts["head"]
 
 
 def head_matrices(model: ModelConfig) -> int:

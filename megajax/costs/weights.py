@@ -1,17 +1,20 @@
-"""How many weights a device holds: the model's own parameters under the rule table, without any array."""
+"""How many weights a model has, and how many of them a device holds: the model's own parameters under the rule table.
+
+No array is made: the parameters are those that `jax.eval_shape` finds in the model, once for all sizes of vocabulary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Literal, NamedTuple
 
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
-from megajax.config import Config, ModelConfig
+from megajax.config import Config, InputError, ModelConfig
 from megajax.config.parallel import AXES, ParallelConfig
 from megajax.models.families import build_model
 from megajax.models.parameters import logical_axes, named_leaves, roles
@@ -28,12 +31,16 @@ class Leaf(NamedTuple):
     axes: tuple[str, ...]
     """Logical axes."""
     role: str
-    size: int
-    """Numbers in it; if one of its axes is "vocab", in a row of it."""
+    row: int
+    """Numbers in it; if one of its axes is "vocab", numbers in a row of it."""
+
+    def size(self, vocabulary: int) -> int:
+        """Count the numbers in it, given the rows of the vocabulary."""
+        return self.row * (vocabulary if "vocab" in self.axes else 1)
 
 
 class Counts(NamedTuple):
-    """Numbers that one device holds."""
+    """How many numbers one device holds, by what they are for."""
 
     at_rest: float
     """Weights between steps."""
@@ -50,12 +57,72 @@ class Counts(NamedTuple):
 
 
 def model_leaves(model: ModelConfig) -> tuple[Leaf, ...]:
-    """All parameters of a model; whatever its vocabulary, they are found once."""
+    """Return all parameters of a model. Models that differ in their vocabulary alone share one search for them."""
     return _leaves(replace(model, vocab_size=1, vocab_multiple=1))
 
 
+def parameter_count(model: ModelConfig, *, padded: bool = False) -> int:
+    """Count the parameters of a model; `padded` counts the vocabulary's padding rows too, which exist but are not used.
+
+    Raises:
+        InputError: the vocabulary is not known yet.
+    """
+    if model.vocab_size is None:
+        raise InputError("model.vocab_size is not set: the number of parameters depends on it")
+    vocabulary = model.padded_vocab_size if padded else model.vocab_size
+    return sum(leaf.size(vocabulary) for leaf in model_leaves(model))
+
+
+class LayerWeights(NamedTuple):
+    """Weights of one layer, sorted by the mesh axes that cut them."""
+
+    attention: float
+    """Cut over `tensor`, unless heads are whole. Norms are included, which are too small to tell apart."""
+    mlp: float
+    """Cut over `tensor`: the MLP, of a mixture the shared one."""
+    experts: float
+    """Cut over `expert` and `tensor`."""
+    whole: float
+    """Cut over nothing: the router, and the gate of the shared MLP."""
+
+    def replicated_over_expert(self, tensor: int, whole_heads: bool) -> float:
+        """Count those of a device that all devices along `expert` hold alike: all but the experts."""
+        return self.attention / (1 if whole_heads else tensor) + self.mlp / tensor + self.whole
+
+    def on_device(self, tensor: int, expert: int, whole_heads: bool) -> float:
+        """Count all those that a device computes with."""
+        return self.replicated_over_expert(tensor, whole_heads) + self.experts / (expert * tensor)
+
+
+@cache
+def layer_weights(model: ModelConfig, *, crossed: bool = False) -> LayerWeights:
+    """Return the weights of one layer; `crossed` if it looks at an encoder as well."""
+    sums = dict.fromkeys(LayerWeights._fields, 0)
+    for leaf in model_leaves(model):
+        stack, _, name = leaf.name.partition(".")
+        if stack == "blocks" and (crossed or not name.startswith("cross")):
+            sums[_kind(name, leaf.axes)] += leaf.row
+    return LayerWeights(**{kind: size / model.num_layers for kind, size in sums.items()})
+
+
+def _kind(name: str, axes: tuple[str, ...]) -> str:
+    """Name the field of LayerWeights for a parameter of a layer."""
+    if not name.startswith("mlp."):
+        return "attention"
+    if name in ("mlp.router", "mlp.shared_gate"):
+        return "whole"
+    return "experts" if "experts" in axes else "mlp"
+
+
+@cache
+def table_parameters(model: ModelConfig) -> int:
+    """Count the weights of embedding and head, padding rows included."""
+    tables = ("word_embedding", "head")
+    return sum(leaf.size(model.padded_vocab_size) for leaf in model_leaves(model) if leaf.name in tables)
+
+
 def count_weights(config: Config, mesh: Mapping[str, int]) -> Counts:
-    """Weights and optimizer state of a device.
+    """Count weights and optimizer state of a device.
 
     Args:
         config: with a known vocabulary.
@@ -73,7 +140,7 @@ def _count(
     rules = Rules.of(abstract, ParallelConfig(whole_heads=whole_heads, zero=zero), model)
     at_rest = moments = step = blocks = layers = experts = 0.0
     for leaf in model_leaves(model):
-        size = leaf.size * (model.padded_vocab_size if "vocab" in leaf.axes else 1)
+        size = leaf.size(model.padded_vocab_size)
         named = [rules.rule(axis) for axis in leaf.axes]
         cuts = {axis for rule in named for axis in rule.at_rest}
         here, during = size / rules.size(*cuts), size / rules.size(*cuts - {"data"})

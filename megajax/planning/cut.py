@@ -19,7 +19,8 @@ from megajax.config.model import ModelConfig
 from megajax.config.train import ACTIVATION_NAMES
 from megajax.costs.hardware import Gpu
 from megajax.costs.memory import saved_per_layer
-from megajax.costs.stacks import LayerWeights, Stack, expert_load, layer_weights
+from megajax.costs.stacks import Stack, expert_load
+from megajax.costs.weights import LayerWeights, layer_weights
 from megajax.models.families import batch_arrays
 from megajax.parallel.kernels import choose_attention
 from megajax.planning.operations import WIDTH, Numbers, Work, gather_seconds, memory_seconds

@@ -125,7 +125,7 @@ def stage_parameters(config: Config, mesh: Mapping[str, int], stage: int) -> flo
     for leaf in model_leaves(model):
         if leaf.name.split(".")[0] in kinds:
             cuts = [axis for name in leaf.axes for axis in CUTS.get(name, ())]
-            size = leaf.size * (vocabulary if "vocab" in leaf.axes else most if "layers" in leaf.axes else 1)
+            size = leaf.size(vocabulary) * (most if "layers" in leaf.axes else 1)
             total += size / prod(mesh[axis] for axis in cuts)
     return total
 

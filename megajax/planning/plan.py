@@ -20,8 +20,8 @@ from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.costs.flops import AttentionConvention, Flops, count_flops
 from megajax.costs.hardware import MEMORY_FRACTION, Gpu, gpu_named, memory_fraction, memory_variable
 from megajax.costs.memory import GIB, StageMemory, describe_logits, logits_bytes, stage_memory
-from megajax.costs.sizes import parameter_count
 from megajax.costs.stacks import Load, balanced_load
+from megajax.costs.weights import parameter_count
 from megajax.data.tokenizers import build_tokenizer
 from megajax.planning.layouts import divide_weights, layout_name, microbatches
 from megajax.planning.megatron import check_like_megatron, megatron_memory

@@ -21,8 +21,8 @@ from megajax.config.model import ModelConfig
 from megajax.config.parallel import AXES, REPLICAS
 from megajax.costs.flops import AttentionConvention, count_flops
 from megajax.costs.hardware import Gpu
-from megajax.costs.stacks import layer_weights, stacks, table_parameters
-from megajax.costs.weights import MOMENTS
+from megajax.costs.stacks import stacks
+from megajax.costs.weights import MOMENTS, layer_weights, table_parameters
 from megajax.models.families import model_class
 from megajax.planning.cut import Cut
 from megajax.planning.layer_time import layer_work, vocabulary_work

@@ -21,7 +21,7 @@ from megajax.config.parallel import REPLICAS, fit_vocabulary
 from megajax.costs.flops import count_flops
 from megajax.costs.hardware import Peak, table_peak
 from megajax.costs.memory import describe_logits, state_bytes
-from megajax.costs.sizes import parameter_count
+from megajax.costs.weights import parameter_count
 from megajax.data.consumed import TrainingData
 from megajax.data.dataset import Dataset
 from megajax.data.tokenizers import Tokenizer, build_tokenizer

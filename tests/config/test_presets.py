@@ -4,13 +4,11 @@ Two vocabularies are counted: OpenAI and Meta publish the ids that count, NVIDIA
 rounded: one printed as 1.2B is compared at its two digits, one with three digits or more to within 0.5 %.
 """
 
-from dataclasses import replace
-
 import pytest
 
 from megajax.config import InputError, ModelConfig, check_config, load_config
 from megajax.config.presets import CONFIGS, find_bundled, find_config, list_presets
-from megajax.costs.sizes import parameter_count, parameter_counts
+from megajax.costs.weights import model_leaves, parameter_count
 
 # preset: (exact count, published, where)
 IDS_COUNT = {
@@ -126,33 +124,29 @@ def test_gpt_shapes_follow_the_formula_of_the_paper(name):
     assert parameter_count(shape, padded=True) == 12 * L * D * D + 13 * L * D + (V + S) * D + 2 * D
 
 
-def test_counts_by_kind_of_a_grouped_llama_with_all_switches():
+def test_counts_of_a_grouped_llama_with_all_switches():
     shape = ModelConfig(
         num_layers=2, hidden_size=8, num_heads=4, num_kv_heads=2, head_dim=3, ffn_hidden_size=10, vocab_size=5,
         vocab_multiple=4, positions="rope", norm="rmsnorm", activation="swiglu", bias=False, qkv_bias=True,
         qk_norm=True, tied_head=False,
     )  # fmt: skip
-    assert parameter_counts(shape) == {
+    counts = {
         "word_embedding": 5 * 8,
-        "position_embedding": 0,
-        "embedding_norm": 0,
-        "attention_norm": 2 * 8,
-        "qkv": 2 * (8 * (4 + 2 + 2) * 3 + (4 + 2 + 2) * 3),
-        "qk_norm": 2 * 2 * 3,
-        "attention_out": 2 * 4 * 3 * 8,
-        "mlp_norm": 2 * 8,
-        "fc1": 2 * 2 * 8 * 10,
-        "fc2": 2 * 10 * 8,
-        "final_norm": 8,
+        "blocks.attention_norm.scale": 2 * 8,
+        "blocks.attention.qkv": 2 * 8 * (4 + 2 + 2) * 3,
+        "blocks.attention.qkv_bias": 2 * (4 + 2 + 2) * 3,
+        "blocks.attention.q_norm.scale": 2 * 3,
+        "blocks.attention.k_norm.scale": 2 * 3,
+        "blocks.attention.out": 2 * 4 * 3 * 8,
+        "blocks.mlp_norm.scale": 2 * 8,
+        "blocks.mlp.fc1": 2 * 2 * 8 * 10,
+        "blocks.mlp.fc2": 2 * 10 * 8,
+        "final_norm.scale": 8,
         "head": 5 * 8,
     }
+    assert {leaf.name: leaf.size(5) for leaf in model_leaves(shape)} == counts
+    assert parameter_count(shape) == sum(counts.values())
     assert parameter_count(shape, padded=True) - parameter_count(shape) == 2 * 3 * 8  # three unused rows, twice
-
-
-def test_norms_of_query_and_key_heads_have_a_shift_when_layernorm_has():
-    shape = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, vocab_size=4, qk_norm=True)
-    assert parameter_counts(shape)["qk_norm"] == 2 * (4 + 4)
-    assert parameter_counts(replace(shape, norm="rmsnorm"))["qk_norm"] == 2 * 4
 
 
 def test_the_vocabulary_has_to_be_known():

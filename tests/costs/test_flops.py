@@ -8,7 +8,7 @@ import pytest
 from megajax.config.model import ModelConfig
 from megajax.costs.flops import budget, count_flops, flops_per_token
 from megajax.costs.hardware import find_gpu, table_peak
-from megajax.costs.sizes import parameter_count
+from megajax.costs.weights import parameter_count
 from megajax.observe.throughput import measured_matmul_peak
 from megajax.training.setup import device_peak
 

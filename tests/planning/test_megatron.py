@@ -8,7 +8,7 @@ import pytest
 
 from megajax.config import Config, DataConfig, InputError, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES
-from megajax.costs.sizes import parameter_count
+from megajax.costs.weights import parameter_count
 from megajax.planning.megatron import (
     heaviest_stage,
     layer_activations,
