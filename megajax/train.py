@@ -30,6 +30,7 @@ from megajax.data.build import build_datasets
 from megajax.data.consumed import Mix, TrainingData
 from megajax.data.dataset import Batch as HostBatch
 from megajax.data.loader import Loader
+from megajax.data.samples import Recipe
 from megajax.inference.sample import encode_prompt, print_sample
 from megajax.interop.init_from import prepare_start, start_from, start_of
 from megajax.models.families import batch_arrays
@@ -185,10 +186,9 @@ class Trainer:
         held_out = None if config.evaluation.steps else 0  # one epoch, or nothing
         counts = {"train": self.samples, "valid": held_out, "test": held_out}
         before = Mix.from_record(record["data"]) if record else None
-        self.datasets = build_datasets(
-            config.data, counts, config.train.seed, self.tokenizer, config.model.family, config.model.pair_task,
-            before, self.consumed, (jax.process_index(), jax.process_count()),
-        )  # fmt: skip
+        recipe = Recipe(config.data, self.tokenizer, kind, config.model.pair_task)
+        share = (jax.process_index(), jax.process_count())
+        self.datasets = build_datasets(recipe, counts, config.train.seed, before, self.consumed, share)
         if not isinstance(self.datasets["train"], TrainingData):
             raise InputError(f"data.split {config.data.split} leaves no document to train on")
         self.dataset = self.datasets["train"]

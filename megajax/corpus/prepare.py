@@ -22,6 +22,7 @@ from megajax.config.run_files import TOKENIZER, TRAINED_TOKENIZER
 from megajax.corpus.conversations import read_conversations, write_conversations
 from megajax.corpus.corpus import preprocess
 from megajax.corpus.readers import bare_name, input_files, read_documents
+from megajax.data.samples import KINDS
 from megajax.data.tokenizers import (
     build_tokenizer,
     in_directory,
@@ -46,8 +47,8 @@ def prepare_text(
         data: sources; returned as they are when they name no text.
         tokenizer: what turns the text into ids.
         directory: of the run.
-        kind: of the samples; for bert and t5 sequences are sentences, without ends of documents, for instruction the
-            turns of conversations.
+        kind: of the samples (`data.samples.KINDS`): their sequences are documents, sentences without ends of documents,
+            or the turns of conversations.
         trained: there is a checkpoint.
 
     Raises:
@@ -136,7 +137,7 @@ def _are_there(config: TokenizerConfig) -> bool:
 
 def _train(config: TokenizerConfig, data: DataConfig, folder: Path, kind: str) -> None:
     log.info("a tokenizer of %d pieces is trained on %s: %s", config.vocab_size, ", ".join(data.text), folder)
-    chats = kind == "instruction"
+    chats = KINDS[kind].made_of == "conversation"
     texts = map("".join, read_conversations(data.text)) if chats else read_documents(data.text, data.text_key)
     shutil.rmtree(folder, ignore_errors=True)
     train_tokenizer(config, texts, folder)
@@ -162,23 +163,21 @@ def _copy_files(files: Sequence[Path], folder: Path) -> None:
 
 def _tokenize(number: int, text: str, folder: Path, key: str, tokenizer: TokenizerConfig, kind: str, run: str) -> str:
     """Make the token files of a text file, unless they are there and of this very text; return their prefix."""
-    split_sentences = kind not in ("gpt", "instruction")
+    made_of = KINDS[kind].made_of
+    sentences = made_of == "sentence"
     prefix = folder / f"{number}-{bare_name(text)}"  # the number tells files of the same name apart
-    ending = "_conversation" if kind == "instruction" else f"_{key}_{'sentence' if split_sentences else 'document'}"
+    ending = "_conversation" if made_of == "conversation" else f"_{key}_{made_of}"
     there = [path.with_suffix("") for path in folder.glob(f"{number}-*{ending}.idx")]
 
     def make() -> None:
         for old in folder.glob(f"{number}-*"):
             if old.suffix in (".idx", ".bin"):
                 old.unlink()
-        if kind == "instruction":
+        if made_of == "conversation":
             count = write_conversations([text], f"{prefix}{ending}", build_tokenizer(tokenizer))
             log.info("%s: %d conversations", f"{prefix}{ending}", count)
             return
-        report = preprocess(
-            [text], prefix, tokenizer, key, append_eod=not split_sentences, split_sentences=split_sentences
-        )
-        log.info("%s", report)
+        log.info("%s", preprocess([text], prefix, tokenizer, key, append_eod=not sentences, split_sentences=sentences))
 
     built = build_tokenizer(tokenizer)
     around = {"eod_id": built.eod_id, "prefix": list(built.prefix), "chat_template": built.chat_template}

@@ -12,7 +12,7 @@ import numpy as np
 from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data.dataset import Batch
-from megajax.data.indexed import Selection
+from megajax.data.indexed import IndexedDataset, Selection
 from megajax.data.mapping import SentenceMap
 from megajax.data.masking import draw_spans, inverse_length, masking_budget, whole_words
 from megajax.data.tokenizers import Tokenizer
@@ -31,7 +31,7 @@ class BertDataset:
         InputError: the tokenizer has no id for a mask, or no document has enough sentences.
     """
 
-    def __init__(self, selection: Selection, config: DataConfig, tokenizer: Tokenizer, pair_task: bool):
+    def __init__(self, selection: Selection[IndexedDataset], config: DataConfig, tokenizer: Tokenizer, pair_task: bool):
         self._config, self._pair_task, self._seed = config, pair_task, selection.seed
         self._cls, self._sep = required_id(tokenizer, "cls"), required_id(tokenizer, "sep")
         self._mask, self._pad = required_id(tokenizer, "mask"), tokenizer.pad_id or 0

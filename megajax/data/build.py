@@ -10,17 +10,14 @@ from megajax.config.data import DataConfig
 from megajax.data.blend import BlendedDataset, Source, parse_data_path, source_sizes
 from megajax.data.consumed import Mix, Reading, TrainingData, go_on
 from megajax.data.dataset import Chain, Dataset
+from megajax.data.samples import Recipe
 from megajax.data.sources import MOCK_SPLIT, SPLITS, Maker, Part, parse_split
-from megajax.data.tokenizers import Tokenizer
 
 
 def build_datasets(
-    config: DataConfig,
+    recipe: Recipe,
     sizes: Mapping[str, int | None],
     seed: int,
-    tokenizer: Tokenizer,
-    family: str = "gpt",
-    pair_task: bool = False,
     before: Mix | None = None,
     consumed: int = 0,
     share: tuple[int, int] = (0, 1),
@@ -28,12 +25,9 @@ def build_datasets(
     """Build the dataset of every split.
 
     Args:
-        config: sources, either `path` cut by `split` or one path per split.
+        recipe: how samples are made, and the sources: either `path` cut by `split` or one path per split.
         sizes: samples wanted of "train", "valid" and "test"; None = one epoch, 0 or left out = none.
         seed: of the sample order, the same for every source.
-        tokenizer: ids outside its vocabulary are refused, as early as can be.
-        family: of models, which decides what a sample is.
-        pair_task: samples of BERT are two parts.
         before: the mix of sources that a resumed run was trained on.
         consumed: samples it was trained on.
         share: number of this process and of all, which share looking through the files for ids outside.
@@ -42,8 +36,7 @@ def build_datasets(
         A dataset per split, a `TrainingData` where its size is a number; None where no samples are wanted or the split
         has no documents.
     """
-    kind = config.kind_for(family)
-    maker = Maker(config, seed, tokenizer, kind, pair_task)
+    config, maker = recipe.config, Maker(recipe, seed)
     built: dict[str, Dataset | None] = dict.fromkeys(SPLITS)
     for name, (path, bounds) in _paths(config).items():
         num_samples = sizes.get(name, 0)

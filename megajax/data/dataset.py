@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 Batch = dict[str, np.ndarray]
-"""Arrays with one row per sample; which ones depends on the model family (see `data.batch`)."""
+"""Arrays with one row per sample; which ones depends on the model family (see `models.model.Model.arrays`)."""
 
 
 class Dataset(Protocol):

@@ -1,23 +1,23 @@
 """GPT samples: documents shuffled, joined end to end, cut every S tokens, and the cuts shuffled again.
 
-Every array equals Megatron-LM's GPTDataset (document, sample and shuffle index), where a loop over documents finds the
-cuts; here they are in closed form: row k of the sample index is token k*S of the joined documents.
-Shapes: S sequence, n samples, E epochs.
+Every array equals Megatron-LM's GPTDataset (document, sample and shuffle index, masks of a batch), where a loop over
+documents finds the cuts; here they are in closed form: row k of the sample index is token k*S of the joined documents.
+Shapes: B batch, S sequence, n samples, E epochs.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from megajax.config.base import InputError
 from megajax.config.data import DataConfig
-from megajax.data.batch import token_batch
 from megajax.data.cache import fingerprint, load_or_build
 from megajax.data.dataset import Batch
 from megajax.data.fim import FillInTheMiddle
+from megajax.data.indexed import Selection, Tokens
 from megajax.data.tokenizers import Tokenizer
 from megajax.data.vocabulary import check_vocabulary
 
@@ -109,48 +109,21 @@ def sample_starts(lengths: np.ndarray, documents: np.ndarray, samples: int, seq_
     return starts
 
 
-class Tokens(Protocol):
-    """What samples are cut from: an `IndexedDataset`, or the like."""
-
-    bin_path: Path
-    dtype: np.dtype
-    lengths: np.ndarray
-    pointers: np.ndarray
-
-    def gather(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Return the tokens from each start to its stop, numbered through the whole file, end to end."""
-        ...
-
-
 class GPTDataset:
     """Samples of S+1 tokens over some sequences of one token file.
 
     Args:
-        indexed: the token file.
-        indices: the sequences of it that may be used, int32.
-        num_samples: at least this many samples, over as many epochs as that takes; None = one epoch.
+        selection: the sequences of the file, each a document.
         config: S, and what happens at the end of a document.
-        seed: of the shuffles.
-        name: of the split, for messages.
         tokenizer: its end-of-document id is looked for, ids outside its vocabulary are refused when read, and
             fill-in-the-middle goes by its characters.
-        cache_dir: where the order is kept; None = nowhere.
 
     Raises:
         InputError: not a single sample can be made; on reading, a token id outside the vocabulary.
     """
 
-    def __init__(
-        self,
-        indexed: Tokens,
-        indices: np.ndarray,
-        num_samples: int | None,
-        config: DataConfig,
-        seed: int,
-        name: str,
-        tokenizer: Tokenizer,
-        cache_dir: Path | None,
-    ):
+    def __init__(self, selection: Selection[Tokens], config: DataConfig, tokenizer: Tokenizer):
+        indexed, indices, num_samples, seed = selection[:4]
         self._indexed, self._config, self._tokenizer = indexed, config, tokenizer
         self._rearrange = FillInTheMiddle(config, tokenizer, seed) if config.fim_rate else None
         seq_length = config.seq_length
@@ -158,13 +131,13 @@ class GPTDataset:
         tokens = int(lengths.sum(dtype=np.int64))
         if tokens < (seq_length + 1 if num_samples is None else 1):
             raise InputError(
-                f"{indexed.bin_path}: the {name} split of {len(indices)} documents has {tokens} tokens and one sample "
+                f"{selection.where} of {len(indices)} documents has {tokens} tokens and one sample "
                 f"needs {seq_length + 1}; add text, enlarge the split or shorten seq_length"
             )
         self.epochs = count_epochs(tokens, num_samples, seq_length)
         self.fingerprint = fingerprint("GPTDataset", lengths, indices, num_samples, seq_length, seed)
         arrays = load_or_build(
-            cache_dir,
+            selection.cache_dir,
             self.fingerprint,
             SampleOrder._fields,
             lambda: build_sample_order(indexed.lengths, indices, num_samples, seq_length, seed),
@@ -204,3 +177,55 @@ class GPTDataset:
         tokens = self._indexed.gather(starts, stops)
         check_vocabulary(tokens, self._tokenizer.vocab_size, self._indexed.bin_path)
         return tokens.astype(np.int32).reshape(len(sample_ids), -1)
+
+
+def make_batch(samples: Sequence[np.ndarray], sample_ids: np.ndarray, config: DataConfig, eod: int) -> Batch:
+    """Return the `token_batch` of B arrays of at most S+1 tokens each."""
+    tokens = np.zeros((len(samples), config.seq_length + 1), np.int32)
+    for row, sample in zip(tokens, samples, strict=True):
+        row[: len(sample)] = sample
+    return token_batch(tokens, np.array([len(sample) for sample in samples]), sample_ids, config, eod)
+
+
+def token_batch(raw: np.ndarray, lengths: np.ndarray, sample_ids: np.ndarray, config: DataConfig, eod: int) -> Batch:
+    """Derive labels, loss mask, positions and segments of all samples at once (Megatron-LM GPTDataset masks).
+
+    What is padding follows from its place, never from its id: end-of-document targets keep their loss also where the
+    tokenizer pads with that id.
+
+    Args:
+        raw: tokens int32 [B, S+1].
+        lengths: how many of each row are real [B]; the rest of it is padding.
+        sample_ids: their global sample numbers [B]; dropout keys follow from them.
+        config: S and what happens at the end of a document.
+        eod: end-of-document id.
+
+    Returns:
+        tokens, labels, positions int32 [B, S], loss_mask float32 [B, S], sample_ids uint32 [B]; with `reset_attention`
+        also segment_ids int32 [B, S]: tokens attend to tokens of the same segment only. Tokens and labels are views of
+        `raw`, positions may be one of a single row: most of the time of a batch would go into copying them.
+    """
+    tokens, labels = raw[:, :-1], raw[:, 1:]
+    steps = np.arange(config.seq_length, dtype=np.int32)
+    loss_mask = steps + 1 < lengths[:, None]
+    positions = np.broadcast_to(steps, tokens.shape)
+    segments = None
+    if config.mask_eod_loss or config.reset_positions or config.reset_attention:
+        ends = (tokens == eod) & (steps < lengths[:, None])
+        begins = np.zeros_like(ends)
+        begins[:, 1:] = ends[:, :-1]
+        if config.mask_eod_loss:
+            loss_mask &= ~ends
+        if config.reset_positions:
+            positions = steps - np.maximum.accumulate(np.where(begins, steps, 0), axis=1)
+        if config.reset_attention:
+            segments = np.cumsum(begins, axis=1, dtype=np.int32)
+    batch = {
+        "tokens": tokens,
+        "labels": labels,
+        "loss_mask": loss_mask.astype(np.float32),
+        "positions": positions,
+        # keys only need to differ within a few steps: wrapping after 4e9 samples is harmless
+        "sample_ids": sample_ids.astype(np.uint32),
+    }
+    return batch if segments is None else {**batch, "segment_ids": segments}

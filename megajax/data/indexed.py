@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -288,29 +288,46 @@ class IndexedWriter:
             self._open_files.__exit__(kind, error, trace)
 
 
-class Selection(NamedTuple):
+class Tokens(Protocol):
+    """Sequences that samples can be cut from: an `IndexedDataset`, or made-up ones."""
+
+    bin_path: Path
+    dtype: np.dtype
+    lengths: np.ndarray
+    pointers: np.ndarray
+
+    def gather(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """Return the tokens from each start to its stop, numbered through the whole file, end to end."""
+        ...
+
+
+T = TypeVar("T", bound=Tokens)
+
+
+class Selection(NamedTuple, Generic[T]):
     """Some documents of a token file and what is wanted of them."""
 
-    indexed: IndexedDataset
-    """The token file; the sequences of a document are its sentences, or the turns of a conversation."""
+    indexed: T
+    """The token file. A sequence in it is a document; or the sequences of a document are its sentences, or the turns
+    of a conversation."""
     indices: np.ndarray
-    """The documents of it that may be used."""
+    """The sequences, or documents, that may be used, int32."""
     num_samples: int | None
     """At least this many samples, over as many epochs as that takes; None = one epoch."""
     seed: int
-    """Of the order, and with the number of a sample of what is random in it."""
+    """The order follows from it and, with the number of a sample, what is random in that."""
     name: str
-    """Of the split, for messages."""
+    """The split, for messages."""
     cache_dir: Path | None
     """Where the order is kept; None = nowhere."""
 
     @property
-    def bounds(self) -> np.ndarray:
-        """First sequence and sequence after the last one of every document, int64 [documents, 2]."""
+    def bounds(self: Selection[Any]) -> np.ndarray:
+        """Return first sequence and sequence after the last one of every document, int64 [documents, 2]."""
         starts = self.indexed.document_index
         return np.stack([starts[self.indices], starts[self.indices + 1]], axis=1)
 
     @property
     def where(self) -> str:
-        """File and split, for messages."""
+        """Name file and split, for messages."""
         return f"{self.indexed.bin_path}: the {self.name} split"

@@ -14,7 +14,7 @@ from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data.cache import fingerprint, load_or_build
 from megajax.data.dataset import Batch
-from megajax.data.indexed import Selection
+from megajax.data.indexed import IndexedDataset, Selection
 from megajax.data.tokenizers import Tokenizer
 from megajax.data.vocabulary import check_vocabulary
 
@@ -36,7 +36,7 @@ class InstructionDataset:
         InputError: the file holds no conversations, or no answer fits into a row.
     """
 
-    def __init__(self, selection: Selection, config: DataConfig, tokenizer: Tokenizer):
+    def __init__(self, selection: Selection[IndexedDataset], config: DataConfig, tokenizer: Tokenizer):
         S, lengths, bounds = config.seq_length, selection.indexed.lengths, selection.bounds
         self._indexed, self._seq_length, self._vocab_size = selection.indexed, S, tokenizer.vocab_size
         if ((bounds[:, 1] - bounds[:, 0]) % 2).any():

@@ -17,7 +17,7 @@ import numpy as np
 
 from megajax.config.base import InputError
 from megajax.data.cache import fingerprint, load_or_build
-from megajax.data.indexed import Selection
+from megajax.data.indexed import IndexedDataset, Selection
 from megajax.data.vocabulary import check_vocabulary
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,9 @@ class SentenceMap:
         InputError: no document has enough sentences; on reading, a token id outside the vocabulary.
     """
 
-    def __init__(self, selection: Selection, longest: int, short_prob: float, min_sentences: int, vocab_size: int):
+    def __init__(
+        self, selection: Selection[IndexedDataset], longest: int, short_prob: float, min_sentences: int, vocab_size: int
+    ):
         if longest < 2:
             raise InputError(f"data.seq_length leaves {longest} tokens for text: set a longer one")
         self._indexed, self._vocab_size = selection.indexed, vocab_size

@@ -12,18 +12,16 @@ import math
 import re
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from megajax.config.base import InputError
-from megajax.config.data import DataConfig
 from megajax.data.blend import Source
 from megajax.data.cache import fingerprint
 from megajax.data.dataset import Order
-from megajax.data.gpt import GPTDataset
-from megajax.data.indexed import IndexedDataset
-from megajax.data.kinds import build_split
+from megajax.data.indexed import IndexedDataset, Selection
+from megajax.data.samples import KINDS, Recipe
 from megajax.data.tokenizers import Tokenizer
 from megajax.data.vocabulary import VocabularyScan
 
@@ -43,7 +41,7 @@ class Part(NamedTuple):
     source: Source
     documents: IndexedDataset | MockDocuments
     indices: np.ndarray
-    """Sequences for a GPT, documents otherwise, int32."""
+    """The sequences where each is a document, the documents otherwise, int32."""
     split: str
 
     @property
@@ -63,38 +61,35 @@ class Maker:
     """Opens sources, every token file once, and makes datasets of their parts.
 
     Args:
-        config: what samples are.
+        recipe: how samples are made of documents.
         seed: of the sample order.
-        tokenizer: ids outside its vocabulary are refused.
-        kind: gpt, bert, t5 or instruction.
-        pair_task: bert: samples are two parts.
     """
 
-    def __init__(self, config: DataConfig, seed: int, tokenizer: Tokenizer, kind: str, pair_task: bool):
-        self._config, self._seed, self._tokenizer = config, seed, tokenizer
-        self._kind, self._pair_task = kind, pair_task
-        self.scan = VocabularyScan(tokenizer.vocab_size)
+    def __init__(self, recipe: Recipe, seed: int):
+        self._recipe, self._seed = recipe, seed
+        self._config, self._tokenizer, self._kind = recipe.config, recipe.tokenizer, KINDS[recipe.kind]
+        self.scan = VocabularyScan(self._tokenizer.vocab_size)
         self._open = cache(self._opened)
-        if kind != "gpt" and (config.mock or config.fim_rate):
-            raise InputError(f"data.mock and data.fim_rate are for gpt samples, not for {kind}: leave them unset")
+        if not self._kind.joined and (self._config.mock or self._config.fim_rate):
+            raise InputError(
+                f"data.mock and data.fim_rate are for gpt samples, not for {recipe.kind}: leave them unset"
+            )
 
     def part(self, source: Source, bounds: tuple[float, float], split: str) -> Part:
         """Take the documents of a source between two fractions of their number; a warning if that is none."""
         documents = self._mock() if self._config.mock else self._open(source.prefix)
-        count = len(documents)
-        if self._kind != "gpt":
-            count = len(self._open(source.prefix).document_index) - 1
+        count = len(documents) if self._kind.joined else len(self._open(source.prefix).document_index) - 1
         indices = np.array(document_range(bounds, count), np.int32)
         if not indices.size:
             log.warning("%s: its %d documents leave none for the %s split", source.prefix, count, split)
-        elif split == "train" and self._kind == "gpt" and isinstance(documents, IndexedDataset):
+        elif split == "train" and self._kind.joined and isinstance(documents, IndexedDataset):
             some = [int(documents.get(int(i), length=1)[0]) for i in indices[:_LOOK] if documents.lengths[i]]
             _check_beginning(set(some), self._tokenizer, source.prefix)
         return Part(source, documents, indices, split)
 
     def one_epoch(self, part: Part) -> Order | None:
         """Make the samples of one epoch of a part that is not trained on; nothing and a warning if there are none."""
-        if self._kind == "gpt" and part.tokens <= self._config.seq_length:
+        if self._kind.joined and part.tokens <= self._config.seq_length:
             log.warning(
                 "%s: the %d tokens of its %s split make no sample of %d: left out",
                 part.source.prefix, part.tokens, part.split, self._config.seq_length,
@@ -103,21 +98,16 @@ class Maker:
         try:
             return self.dataset(part, None)
         except InputError as error:  # what is wrong with the settings has shown in the training split
-            if part.split == "train" or self._kind == "gpt":
+            if part.split == "train" or self._kind.joined:
                 raise
             log.warning("%s: left out", error)
             return None
 
     def dataset(self, part: Part, num_samples: int | None, order: int = 0) -> Order:
         """Make at least `num_samples` (None: one epoch); other orders of the same documents are shuffled otherwise."""
-        seed, cache_dir = (self._seed + order) % 2**32, self.cache_dir(part)
-        source, indices, split = part.documents, part.indices, part.split
-        if isinstance(source, MockDocuments) or self._kind == "gpt":
-            return GPTDataset(source, indices, num_samples, self._config, seed, split, self._tokenizer, cache_dir)
-        return build_split(
-            self._kind, source, indices, num_samples, self._config, pair_task=self._pair_task, seed=seed, name=split,
-            tokenizer=self._tokenizer, cache_dir=cache_dir,
-        )  # fmt: skip
+        seed, where = (self._seed + order) % 2**32, self.cache_dir(part)
+        selection: Selection[Any] = Selection(part.documents, part.indices, num_samples, seed, part.split, where)
+        return self._kind.dataset(selection, self._recipe)
 
     def cache_dir(self, part: Part) -> Path | None:
         """Where sample orders of a part are kept; nowhere if nobody said so and there is no file to be beside of."""

@@ -20,7 +20,7 @@ import numpy as np
 from megajax.config.base import InputError
 from megajax.config.data import DataConfig
 from megajax.data.dataset import Batch
-from megajax.data.indexed import Selection
+from megajax.data.indexed import IndexedDataset, Selection
 from megajax.data.mapping import SentenceMap
 from megajax.data.masking import draw_spans, geometric_length, masking_budget, whole_words
 from megajax.data.tokenizers import Tokenizer
@@ -38,7 +38,7 @@ class T5Dataset:
         InputError: the tokenizer has no sentinels or nothing to start with, or there is no document with text.
     """
 
-    def __init__(self, selection: Selection, config: DataConfig, tokenizer: Tokenizer):
+    def __init__(self, selection: Selection[IndexedDataset], config: DataConfig, tokenizer: Tokenizer):
         self._config, self._seed = config, selection.seed
         self._sentinels, self._continuations = tokenizer.sentinel_ids, tokenizer.continuations
         if not self._sentinels:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from megajax.config import Config
-from megajax.data.batch import make_batch
 from megajax.data.dataset import Batch
+from megajax.data.gpt import make_batch
 
 EOD, DOCUMENT = 0, 16
 """End-of-document id, and mean length of a random document."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from megajax.config import Config, DataConfig, ModelConfig, TrainConfig
 from megajax.config.parallel import AXES
-from megajax.data.batch import make_batch
+from megajax.data.gpt import make_batch
 from megajax.models.parameters import annotate
 from megajax.parallel.mesh import build_mesh
 from megajax.parallel.rules import Rules

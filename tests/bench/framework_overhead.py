@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 from megajax.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
-from megajax.data.batch import make_batch
+from megajax.data.gpt import make_batch
 from megajax.models.gpt import Gpt
 from tests.harness import compile_layout, random_samples
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from megajax.config import DataConfig
 from megajax.data.gpt import GPTDataset
-from megajax.data.indexed import IndexedDataset, IndexedWriter
+from megajax.data.indexed import IndexedDataset, IndexedWriter, Selection
 from megajax.data.tokenizers import NullTokenizer
 
 SEQUENCE, LONGEST, SEED, VOCABULARY = 2048, 1200, 1234, 50_000
@@ -57,7 +57,9 @@ def readers_of(folder: Path, documents: int) -> dict[str, Read]:
             writer.add_document(rng.integers(1, VOCABULARY, length).astype(np.uint16))
     indices = np.arange(documents, dtype=np.int32)
     indexed, tokenizer = IndexedDataset(folder / "corpus"), NullTokenizer(VOCABULARY)
-    data = GPTDataset(indexed, indices, None, DataConfig(seq_length=SEQUENCE), SEED, "train", tokenizer, None)
+    data = GPTDataset(
+        Selection(indexed, indices, None, SEED, "train", None), DataConfig(seq_length=SEQUENCE), tokenizer
+    )
 
     def by(size: int) -> Read:
         return lambda first, count: [

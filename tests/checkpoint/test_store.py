@@ -21,7 +21,7 @@ from megajax.checkpoint.errors import one_line
 from megajax.checkpoint.fingerprint import fingerprint
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import CheckpointConfig, InputError, ParallelConfig
-from megajax.data.batch import make_batch
+from megajax.data.gpt import make_batch
 from megajax.training.step import build_init
 from tests.checkpoint.small import restored_step, save_steps, shardings, small_state
 from tests.harness import BATCH, GPT, compile_layout, gathered, random_samples, tiny_config

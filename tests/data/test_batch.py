@@ -1,7 +1,7 @@
 import numpy as np
 
 from megajax.config import DataConfig
-from megajax.data.batch import make_batch, token_batch
+from megajax.data.gpt import make_batch, token_batch
 
 E = 99
 

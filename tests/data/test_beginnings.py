@@ -14,6 +14,7 @@ from megajax.config import Config, DataConfig, InputError, TokenizerConfig
 from megajax.corpus.corpus import preprocess
 from megajax.data.build import build_datasets
 from megajax.data.indexed import IndexedDataset
+from megajax.data.samples import Recipe
 from megajax.data.tokenizers import build_tokenizer
 from megajax.inference.trained import TrainedModel
 from megajax.preprocess import main
@@ -76,5 +77,6 @@ def test_token_files_that_begin_otherwise(
     config = TokenizerConfig(type="huggingface", model=str(file), bos=written)
     report = preprocess([tmp_path / "corpus.jsonl"], tmp_path / "b", config)
     tokenizer = build_tokenizer(replace(config, bos=read))
-    build_datasets(DataConfig(path=(report.prefix,), seq_length=4, split="1,0,0"), {"train": 2}, 1, tokenizer)
+    config = DataConfig(path=(report.prefix,), seq_length=4, split="1,0,0")
+    build_datasets(Recipe(config, tokenizer), {"train": 2}, 1)
     assert (message in caplog.text) if message else (caplog.text == "")

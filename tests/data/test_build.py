@@ -1,4 +1,3 @@
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ from megajax.config import DataConfig, InputError
 from megajax.data.build import build_datasets
 from megajax.data.gpt import GPTDataset
 from megajax.data.loader import Loader
+from megajax.data.samples import Recipe
 from megajax.data.tokenizers import NullTokenizer
 from megajax.data.tokenizers.fast import bert_wordpiece
 
@@ -23,7 +23,7 @@ def prefix(write_documents, tmp_path: Path) -> str:
 
 
 def build(sizes=SIZES, **settings):
-    return build_datasets(DataConfig(seq_length=4, **settings), sizes, seed=1, tokenizer=TOKENIZER)
+    return build_datasets(Recipe(DataConfig(seq_length=4, **settings), TOKENIZER), sizes, seed=1)
 
 
 def documents_of(dataset) -> set[int]:
@@ -158,40 +158,47 @@ def test_sources_that_are_used_up_go_on_with_weights(write_documents, tmp_path: 
     first = build(path=(str(tmp_path / "a"), str(tmp_path / "b")), split="1", sizes={"train": 24})["train"]
     assert len(first) == 24
     paths = tuple(str(tmp_path / name) for name in order)
-    resume = {"seed": 1, "tokenizer": TOKENIZER, "before": first.at(24), "consumed": 24}
-    again = build_datasets(DataConfig(seq_length=4, path=paths, split="1"), {"train": 30}, **resume)["train"]
+
+    def resumed(path):
+        recipe = Recipe(DataConfig(seq_length=4, path=path, split="1"), TOKENIZER)
+        return build_datasets(recipe, {"train": 30}, 1, first.at(24), 24)["train"]
+
+    again = resumed(paths)
     assert len(again) == 24
     assert again.at(24).sources[0].consumed == 12
     with pytest.raises(InputError, match=r"each read once, have 24: name more of them, .* or give each a weight"):
         Loader(again, 0, lambda _: 6, 1, 24)
     weighted = tuple(word for path in paths for word in ("1", path))
-    more = build_datasets(DataConfig(seq_length=4, path=weighted, split="1"), {"train": 30}, **resume)["train"]
+    more = resumed(weighted)
     assert len(more) >= 30
     assert set(more.batch(np.arange(24, 30))["tokens"].ravel().tolist()) == {ord("a"), ord("b")}
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "last", "reason"),
+    ("kind", "last", "reason"),
     [
-        ("bert", "auto", [[5]], "the valid split needs documents with at least 2 sentences; found 0 of 1"),
-        ("gpt", "instruction", [[5] * 40, [6]], "the valid split has 1 conversations but no answer within"),
+        ("bert", [[5]], "the valid split needs documents with at least 2 sentences; found 0 of 1"),
+        ("instruction", [[5] * 40, [6]], "the valid split has 1 conversations but no answer within"),
     ],
 )
 def test_a_split_without_a_usable_document_is_left_out(
-    write_sentences, tmp_path: Path, caplog, family: str, kind: str, last: list[list[int]], reason: str
+    write_sentences, tmp_path: Path, caplog, kind: str, last: list[list[int]], reason: str
 ) -> None:
     """With gpt samples it was, with others it ended the run; what is to be trained on still has to be usable."""
     write_sentences([[[5, 6], [7, 8]]] * 9 + [last])
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
     tokenizer = bert_wordpiece(tmp_path / "vocab.txt", lower_case=True)
-    paths = {"seq_length": 16, "kind": kind, "path": (str(tmp_path / "sentences"),)}
-    sizes = {"train": 4, "valid": None}
-    build = partial(build_datasets, sizes=sizes, seed=1, tokenizer=tokenizer, family=family, pair_task=True)
-    datasets = build(DataConfig(**paths, split="9,1,0"))
+    paths = {"seq_length": 16, "path": (str(tmp_path / "sentences"),)}
+
+    def build(**settings):
+        recipe = Recipe(DataConfig(**settings), tokenizer, kind, pair_task=True)
+        return build_datasets(recipe, {"train": 4, "valid": None}, seed=1)
+
+    datasets = build(**paths, split="9,1,0")
     assert len(datasets["train"]) >= 4
     assert datasets["valid"] is None
     assert [message for message in caplog.messages if reason in message and message.endswith(": left out")]
     write_sentences([last], "last")
     with pytest.raises(InputError, match=reason.replace("valid", "train")):
-        build(DataConfig(**paths | {"train_path": (str(tmp_path / "last"),), "path": ()}))
+        build(**paths | {"train_path": (str(tmp_path / "last"),), "path": ()})

@@ -11,6 +11,7 @@ from megajax.config import DataConfig, InputError
 from megajax.data.build import build_datasets
 from megajax.data.consumed import Mix, Reading, TrainingData, go_on
 from megajax.data.indexed import IndexedWriter
+from megajax.data.samples import Recipe
 from megajax.data.tokenizers import NullTokenizer
 
 A, B, C = (Reading(name, f"hash of {name}", 1.0) for name in "ABC")
@@ -68,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(folder: Path, weights: dict[int, int], samples: int, mix: Mix | None = None, consumed: int = 0):
     path = [word for k, weight in weights.items() for word in (str(weight), str(folder / str(k)))]
     config = DataConfig(path=tuple(path), seq_length=4, split="1", cache_dir=str(folder / "cache"))
-    built = build_datasets(config, {"train": samples}, 1, NullTokenizer(9999), before=mix, consumed=consumed)["train"]
+    built = build_datasets(Recipe(config, NullTokenizer(9999)), {"train": samples}, 1, mix, consumed)["train"]
     assert isinstance(built, TrainingData)
     return built
 
@@ -138,7 +139,7 @@ def test_whole_sources_give_what_is_left_of_them(folder: Path):
         path=(str(folder / "0"), str(folder / "1")), seq_length=4, split="1", cache_dir=str(folder / "c")
     )
     mix = save_and_load(data, 8)
-    whole = build_datasets(config, {"train": 99}, 1, NullTokenizer(9999), before=mix, consumed=8)["train"]
+    whole = build_datasets(Recipe(config, NullTokenizer(9999)), {"train": 99}, 1, mix, 8)["train"]
 
     assert len(whole) == 14
     assert [source.consumed for source in whole.at(14).sources] == [5, 9]

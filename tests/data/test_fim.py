@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from megajax.config import DataConfig, InputError
 from megajax.data.fim import FillInTheMiddle
 from megajax.data.gpt import GPTDataset
+from megajax.data.indexed import Selection
 from megajax.data.tokenizers import NullTokenizer, SentencePieceTokenizer, train_sentencepiece
 from megajax.data.tokenizers.tokenizer import Tokenizer
 
@@ -98,7 +99,8 @@ def test_rates():
 def test_a_sample_does_not_depend_on_what_was_read_before(write_documents, tmp_path):
     write = write_documents([[*f"this is document number {i}".encode(), EOD] for i in range(40)])
     config = DataConfig(seq_length=48, fim_rate=0.5)
-    data = GPTDataset(write, np.arange(40, dtype=np.int32), None, config, 1, "train", Bytes(), tmp_path / "cache")
+    selection = Selection(write, np.arange(40, dtype=np.int32), None, 1, "train", tmp_path / "cache")
+    data = GPTDataset(selection, config, Bytes())
     together = data.batch(np.arange(8))
 
     for i in (5, 0, 7):

@@ -8,7 +8,7 @@ import pytest
 from megajax.config import DataConfig
 from megajax.data.cache import fingerprint, load_or_build
 from megajax.data.gpt import GPTDataset
-from megajax.data.indexed import IndexedDataset
+from megajax.data.indexed import IndexedDataset, Selection
 from megajax.data.tokenizers import NullTokenizer
 
 
@@ -16,7 +16,7 @@ def order_of(prefix: Path, cache_dir: Path, num_samples=20, seq_length=8, seed=1
     indexed = IndexedDataset(prefix)
     indices = np.arange(documents or len(indexed), dtype=np.int32)
     config, tokenizer = DataConfig(seq_length=seq_length), NullTokenizer(99)
-    return GPTDataset(indexed, indices, num_samples, config, seed, "train", tokenizer, cache_dir)
+    return GPTDataset(Selection(indexed, indices, num_samples, seed, "train", cache_dir), config, tokenizer)
 
 
 def build_in_process(prefix: Path, cache_dir: Path) -> list[list[int]]:

@@ -3,6 +3,7 @@ import pytest
 
 from megajax.config import DataConfig, InputError
 from megajax.data.build import build_datasets
+from megajax.data.samples import Recipe
 from megajax.data.sources import MockDocuments
 from megajax.data.tokenizers import NullTokenizer
 
@@ -29,7 +30,7 @@ def test_pieces_are_joined():
 def test_no_files_are_needed_or_written(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     sizes = {"train": 10, "valid": None, "test": 0}
-    built = build_datasets(DataConfig(mock=True, seq_length=8), sizes, 1, NullTokenizer(999))
+    built = build_datasets(Recipe(DataConfig(mock=True, seq_length=8), NullTokenizer(999)), sizes, 1)
 
     assert built["train"].batch(np.arange(10))["tokens"].shape == (10, 8)
     assert built["valid"].batch(np.arange(2))["loss_mask"].all()
@@ -39,4 +40,4 @@ def test_no_files_are_needed_or_written(tmp_path, monkeypatch: pytest.MonkeyPatc
 
 def test_mock_is_for_gpt_only():
     with pytest.raises(InputError, match=r"^data\.mock and data\.fim_rate are for gpt samples, not for t5"):
-        build_datasets(DataConfig(mock=True), {"train": 1}, 1, NullTokenizer(999), family="t5")
+        build_datasets(Recipe(DataConfig(mock=True), NullTokenizer(999), "t5"), {"train": 1}, 1)

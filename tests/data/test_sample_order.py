@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from megajax.config import DataConfig, InputError
 from megajax.data.gpt import GPTDataset, build_sample_order, sample_starts
-from megajax.data.indexed import IndexedDataset, IndexedWriter
+from megajax.data.indexed import IndexedDataset, IndexedWriter, Selection
 from megajax.data.tokenizers import NullTokenizer
 
 LENGTHS = np.array([7, 3, 12, 5, 9, 1, 4], np.int32)
@@ -104,7 +104,7 @@ def dataset(indexed, tmp_path, num_samples=None, seq_length=8, seed=1234, vocab_
     indices, config = np.arange(len(indexed), dtype=np.int32), DataConfig(seq_length=seq_length)
     cache_dir = tmp_path / "cache"
     tokenizer = NullTokenizer(vocab_size - 1)
-    return GPTDataset(indexed, indices, num_samples, config, seed, "train", tokenizer, cache_dir)
+    return GPTDataset(Selection(indexed, indices, num_samples, seed, "train", cache_dir), config, tokenizer)
 
 
 @pytest.mark.parametrize("num_samples", MEGATRON)

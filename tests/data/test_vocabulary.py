@@ -15,6 +15,7 @@ from megajax.corpus.token_files import merge_token_files
 from megajax.data import vocabulary
 from megajax.data.build import build_datasets
 from megajax.data.indexed import Index, IndexedDataset, IndexedWriter, write_index
+from megajax.data.samples import Recipe
 from megajax.data.tokenizers import NullTokenizer
 from megajax.data.vocabulary import VocabularyScan
 
@@ -30,7 +31,7 @@ def write(prefix: Path, documents: list[list[int]], dtype: str = "<u2") -> None:
 
 def train_on(*prefixes: Path, seq_length: int = 4):
     config = DataConfig(seq_length=seq_length, path=tuple(map(str, prefixes)), split="1")
-    return build_datasets(config, {"train": 8}, seed=1, tokenizer=TOKENIZER)["train"]
+    return build_datasets(Recipe(config, TOKENIZER), {"train": 8}, seed=1)["train"]
 
 
 @pytest.mark.parametrize("noted", [True, False])
@@ -140,12 +141,13 @@ def test_more_sources_than_descriptors(tmp_path: Path) -> None:
 import numpy as np
 from megajax.config import DataConfig
 from megajax.data.build import build_datasets
+from megajax.data.samples import Recipe
 from megajax.data.tokenizers import NullTokenizer
 from megajax.data.vocabulary import VocabularyScan
 paths = tuple(word for i in range(300) for word in ("1", f"{tmp_path}/{{i}}"))
 for _ in range(2):
     config = DataConfig(seq_length=4, path=paths, split="1")
-    data = build_datasets(config, {{"train": 600}}, seed=1, tokenizer=NullTokenizer(999))["train"]
+    data = build_datasets(Recipe(config, NullTokenizer(999)), {{"train": 600}}, seed=1)["train"]
     batch = data.batch(np.arange(600))
     print(len({{int(n) for n in batch["tokens"].ravel() if n > 5}}))
 """

@@ -26,7 +26,7 @@ import numpy as np
 try:
     from megajax.config import Config, load_config, resolve_mesh
     from megajax.config.presets import CONFIGS
-    from megajax.data.batch import make_batch
+    from megajax.data.gpt import make_batch
     from megajax.models.families import batch_arrays
     from megajax.parallel.kernels import choose_attention
     from megajax.parallel.mesh import build_mesh

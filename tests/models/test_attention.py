@@ -14,7 +14,7 @@ import pytest
 
 from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
-from megajax.data.batch import make_batch
+from megajax.data.gpt import make_batch
 from megajax.models.attention import Attention
 from megajax.models.attention_kernels import Pattern, xla_attention
 from megajax.models.context import Context

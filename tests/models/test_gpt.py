@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megajax.config.data import DataConfig
-from megajax.data.batch import make_batch
+from megajax.data.gpt import make_batch
 from megajax.models.gpt import Gpt
 from megajax.models.layout import Layout
 from megajax.models.parameters import cast

@@ -41,7 +41,7 @@ def random_tokens(batch: int, sequence: int, seed: int = 0, vocab: int = 50) -> 
 
 
 def batch_of(tokens: np.ndarray, **others: np.ndarray) -> dict[str, np.ndarray]:
-    """Tokens [B, S] at positions 0, 1, ... with other arrays of `megajax.data.batch` beside or instead."""
+    """Tokens [B, S] at positions 0, 1, ... with other arrays of `megajax.data.gpt` beside or instead."""
     positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
     return {"tokens": tokens, "positions": positions, **others}
 

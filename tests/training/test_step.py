@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from megajax.config import LossScaleConfig, OptimConfig, ParallelConfig, TrainConfig
-from megajax.data.batch import Batch, make_batch
+from megajax.data.dataset import Batch
+from megajax.data.gpt import make_batch
 from megajax.observe.report import StepMetrics
 from megajax.training.health import check_step
 from tests.harness import BATCH, GPT, compile_layout, gathered, random_samples, tiny_config, train_layout, worst
