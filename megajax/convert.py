@@ -15,7 +15,7 @@ from pathlib import Path
 from megajax.cluster.detect import require_one_process
 from megajax.config import InputError
 from megajax.config.cli import OneLineParser, entry_point
-from megajax.interop.hf.source import PRECISIONS
+from megajax.interop.hf.files import PRECISIONS
 from megajax.interop.hf.transfer import export_model, import_model
 from megajax.interop.megatron.read import is_megatron
 from megajax.interop.megatron.transfer import import_megatron

@@ -21,11 +21,12 @@ IDENTITY = "run.json"
 """Beside config.yaml of a run: who it is, even when it is moved or copied."""
 TOKENIZER = "tokenizer"
 """Folder of a run's tokenizer files."""
+CAME_WITH_MODEL = "huggingface"
+"""Folder of what came with the Hugging Face model that a run was made of, its tokenizer included."""
 TRAINED_TOKENIZER = {"sentencepiece": ("model", "tokenizer.model"), "bert_wordpiece": ("vocab", "vocab.txt")}
 """Types that can be trained: key of the file, and its name in the run."""
 TOKENIZER_FILES = ("model", "vocab", "merges", "chat_template")
 """Keys of the section `tokenizer` that name a file."""
-_CAME_WITH_A_MODEL = "huggingface"
 
 
 def for_the_run(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def _tokenizer_files(run: Path, values: Mapping[str, Any], path: Callable[[str],
         name = values.get(key) or (default if field == trained else None)
         if name is None:
             continue
-        own, came = (run / folder / Path(name).name for folder in (TOKENIZER, _CAME_WITH_A_MODEL))
+        own, came = (run / folder / Path(name).name for folder in (TOKENIZER, CAME_WITH_MODEL))
         elsewhere = str(own) if name == default else path(name)
         files[key] = next((str(place) for place in (own, run / name, came) if place.is_file()), elsewhere)
     return files

@@ -232,7 +232,7 @@ def _first_token(run: RunDirectory, tokenizer: Tokenizer) -> int:
 
 
 def _imported(run: RunDirectory, name: str) -> dict[str, Any]:
-    path = run.path / "huggingface" / name
+    path = run.huggingface / name
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:

@@ -7,14 +7,18 @@ record with their fingerprints. No array is ever in memory as a whole.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from megajax.checkpoint.errors import one_line
 from megajax.checkpoint.fingerprint import Tally
 from megajax.checkpoint.record import FORMAT_VERSION, seal
+from megajax.config.base import InputError
 
 PART = "params"
 """The part of a train state that is written."""
@@ -73,3 +77,23 @@ class ParamsWriter:
 
     def _folder(self, name: str) -> Path:
         return self._path / "state" / f"{PART}.{name}"
+
+
+@contextmanager
+def staged_directory(out: Path) -> Iterator[Path]:
+    """Make a directory that becomes `out` if all goes well, and is removed if not.
+
+    Raises:
+        InputError: `out` exists, or there is no room.
+    """
+    if out.exists():
+        raise InputError(f"{out} exists: choose another directory, or delete it")
+    staged = out.with_name(f"{out.name}.unfinished")
+    with one_line(f"writing {out}", "make room, or choose another directory"):
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        try:
+            yield staged
+            staged.replace(out)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)

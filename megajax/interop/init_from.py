@@ -18,7 +18,7 @@ from megajax.config.config import Config
 from megajax.config.load import load_run, start_values
 from megajax.config.run_files import same_paths
 from megajax.data.tokenizers import Tokenizer
-from megajax.interop.hf.transfer import FOLDER, carry_over, import_model, read_start, source_files
+from megajax.interop.hf.transfer import carry_over, import_model, read_start, source_files
 from megajax.made_from import MadeFrom, sources_in
 from megajax.models.parameters import annotate, logical_axes, named_leaves
 from megajax.training.run_directory import RunDirectory
@@ -61,7 +61,7 @@ def prepare_start(config: Config, run: RunDirectory, trained: bool) -> None:
     """
     name = config.init_from
     if not trained:
-        shutil.rmtree(run.path / FOLDER, ignore_errors=True)  # what an earlier start has carried over
+        shutil.rmtree(run.huggingface, ignore_errors=True)  # what an earlier start has carried over
     if name is None:
         if not trained:
             run.start_record.unlink(missing_ok=True)
@@ -101,7 +101,7 @@ def start_from(
     learned, wanted = its.model.vocab_size or record["tokenizer"]["vocab_size"], config.model.vocab_size
     if wanted != learned:
         params = grow_vocabulary(params, learned, wanted or 0, canonical.shardings.params, str(path))
-    carry_over(start.path, run.path, record["tokenizer"], tokenizer)
+    carry_over(start, run, record["tokenizer"], tokenizer)
     if record["tokenizer"] != tokenizer.identity:
         log.warning("init_from %s was trained with another tokenizer: its embedding means other words", path)
     log.info("weights of %s, step %d: optimizer and schedule start afresh", path, record["step"])

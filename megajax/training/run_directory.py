@@ -32,7 +32,7 @@ from megajax.config.cluster import ClusterConfig
 from megajax.config.config import Config
 from megajax.config.keys import PATH_KEYS
 from megajax.config.load import dump_run, flat_values, load_run
-from megajax.config.run_files import CONFIG, IDENTITY, TOKENIZER, TOKENIZER_FILES, same_paths
+from megajax.config.run_files import CAME_WITH_MODEL, CONFIG, IDENTITY, TOKENIZER_FILES, same_paths
 from megajax.config.switches import ignored_keys
 from megajax.config.train import CheckpointConfig
 from megajax.data.blend import parse_data_path
@@ -81,9 +81,9 @@ class RunDirectory:
         return self.path / "init_from.json"
 
     @property
-    def tokenizer(self) -> Path:
-        """Files of its tokenizer."""
-        return self.path / TOKENIZER
+    def huggingface(self) -> Path:
+        """The small files of the Hugging Face model that it was made of, if it was."""
+        return self.path / CAME_WITH_MODEL
 
     @property
     def restart(self) -> str:

@@ -157,6 +157,7 @@ ROPE = Row(
     },
     _read_rope,
     _write_rope,
+    forms=("rope_parameters",),
 )
 SHAPE: Rows = (
     always(positions="rope", norm="rmsnorm", activation="swiglu"),

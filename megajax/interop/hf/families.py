@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
 from megajax.interop.hf.decoders import DECODERS
 from megajax.interop.hf.encoders import ENCODERS
-from megajax.interop.hf.family import Family
+from megajax.interop.hf.family import WORKED_OUT, Family
 
 ALL = (*DECODERS, *ENCODERS)
 FAMILIES = {family.model_type: family for family in ALL}
 
 
 def family_of(settings: Mapping[str, Any]) -> Family:
-    """The family that a config.json names.
+    """Return the family that a config.json names.
 
     Raises:
-        InputError: it is none of those here.
+        InputError: it names none of those here.
     """
     name = settings.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
@@ -29,10 +29,10 @@ def family_of(settings: Mapping[str, Any]) -> Family:
 
 
 def family_for(model: ModelConfig) -> Family:
-    """The first family that has a model: one whose settings, written and read back, mean the same.
+    """Return the first family whose settings of a model, written and read back, mean the same.
 
     Raises:
-        InputError: none has.
+        InputError: no family has such settings.
     """
     pooler = ["pooler.dense.weight"] if model.pair_task else []
     lacking = {family.model_type: lost(family, family.write(model), model, pooler) for family in ALL}
@@ -47,13 +47,13 @@ def family_for(model: ModelConfig) -> Family:
 def updated_settings(
     came: Mapping[str, Any], family: Family, model: ModelConfig, tensors: Collection[str]
 ) -> dict[str, Any]:
-    """A config.json as it came, but for what is another model's by now (a longer context, say).
+    """Return a config.json as it came, but for the keys that have changed with the model (a longer context, say).
 
     Args:
-        came: its values.
-        family: that of the model.
-        model: as it is now.
-        tensors: names of those that came with it.
+        came: values of the file.
+        family: family of the model.
+        model: the model as it is now.
+        tensors: names of the tensors that came with it.
 
     Raises:
         InputError: the family has no words for what has changed.
@@ -61,22 +61,24 @@ def updated_settings(
     before, now = family.write(family.described(came, tensors)), family.write(model)
     changed = {key: value for key, value in now.items() if key not in before or value != before[key]}
     stale = {alias for alias, key in family.aliases.items() if key in changed}
-    if {"rope_theta", "rope_scaling"} & changed.keys():  # `rope_parameters` is another form of both
-        stale.add("rope_parameters")
-        changed |= {key: now[key] for key in ("rope_theta", "rope_scaling")}
+    for row in family.rows:
+        if row.forms and not changed.keys().isdisjoint(written := row.write(model)):
+            stale |= set(row.forms)
+            changed |= written
     settings = {key: value for key, value in came.items() if key not in stale} | changed
     new = lost(family, came, model, tensors)
-    if fields := [field for field in lost(family, settings, model, tensors) if field in new]:
+    if names := [field for field in lost(family, settings, model, tensors) if field in new]:
         raise InputError(
-            f"{family.model_type} of Hugging Face has no {', '.join(fields)}, to which the run has changed its model: "
+            f"{family.model_type} of Hugging Face has no {', '.join(names)}, to which the run has changed its model: "
             "it cannot be exported"
         )
     return settings
 
 
 def lost(family: Family, settings: Mapping[str, Any], model: ModelConfig, tensors: Collection[str]) -> list[str]:
-    """What settings do not tell of a model beside tensors of these names: the fields that come back as something else,
-    among those that its outputs depend on.
+    """List the fields of a model that settings beside tensors of these names do not tell.
+
+    They are those that come back as something else, among those that the model's outputs depend on.
     """
     before = _architecture(model)
     try:
@@ -88,6 +90,7 @@ def lost(family: Family, settings: Mapping[str, Any], model: ModelConfig, tensor
 
 TRAINING = {"attention_dropout", "hidden_dropout", "init_std", "balance_loss", "z_loss", "vocab_multiple"}
 """Fields that outputs do not depend on."""
+MODEL_FIELDS = tuple(field.name for field in fields(ModelConfig) if field.name not in TRAINING)
 IDLE = {
     "rope_": lambda model: model.positions != "rope",
     "relative_": lambda model: model.positions != "relative",
@@ -99,20 +102,14 @@ IDLE = {
     "shared_": lambda model: not model.experts,
     "position_offset": lambda model: model.positions != "learned",
 }
-"""What fields begin with -> when no output depends on them."""
+"""Beginning of fields -> the condition under which no output depends on them."""
 
 
 def _architecture(model: ModelConfig) -> dict[str, Any]:
-    """What the outputs of a model depend on, with the defaults worked out."""
-    resolved = replace(
-        model,
-        num_kv_heads=model.kv_heads,
-        head_dim=model.head_size,
-        ffn_hidden_size=None if model.experts else model.ffn_size or None,
-        expert_ffn_size=(model.expert_size or None) if model.experts else None,
-        encoder_layers=(model.encoder_layers or model.num_layers) if model.family == "t5" else None,
-        qkv_bias=model.has_qkv_bias,
-    )
+    """Return the fields that the outputs of a model depend on, with the defaults worked out."""
     idle = tuple(start for start, is_idle in IDLE.items() if is_idle(model))
-    names = (field.name for field in fields(ModelConfig) if field.name not in TRAINING)
-    return {name: getattr(resolved, name) for name in names if name == "experts" or not name.startswith(idle)}
+    names = [name for name in MODEL_FIELDS if name == "experts" or not name.startswith(idle)]
+    values = {name: getattr(model, WORKED_OUT.get(name, name)) for name in names}
+    values["ffn_hidden_size"] = None if model.experts else model.ffn_size or None
+    values["encoder_layers"] = (model.encoder_layers or model.num_layers) if model.family == "t5" else None
+    return values

@@ -171,6 +171,8 @@ class Row(NamedTuple):
     """Returns keys of config.json; where two rows give the same key, the later one counts."""
     aliases: Mapping[str, str] = {}
     """Other names of the keys, which transformers understands as well -> the names in `defaults`."""
+    forms: Collection[str] = ()
+    """Keys that say the same in another form, and are left out where the row is written anew."""
 
 
 Rows = tuple[Row, ...]

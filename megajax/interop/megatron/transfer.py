@@ -11,8 +11,7 @@ from megajax.config import Config, InputError, TokenizerConfig, check_config, du
 from megajax.config.load import dump_run
 from megajax.corpus.prepare import own_tokenizer
 from megajax.data.tokenizers import build_tokenizer
-from megajax.interop.hf.transfer import staged_directory
-from megajax.interop.imported import ParamsWriter
+from megajax.interop.imported import ParamsWriter, staged_directory
 from megajax.interop.megatron.arguments import read_architecture
 from megajax.interop.megatron.read import is_bert, open_checkpoint, pieces, shapes
 from megajax.training.run_directory import RunDirectory

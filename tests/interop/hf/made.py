@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from megajax.config import ModelConfig
 from megajax.interop.hf.families import FAMILIES
-from megajax.interop.hf.moves import Moves
+from megajax.interop.hf.tensors import Moves
 
 DECODER: dict[str, Any] = {
     "num_layers": 2, "hidden_size": 16, "num_heads": 4, "max_positions": 32, "vocab_size": 50, "ffn_hidden_size": 24,

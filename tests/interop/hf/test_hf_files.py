@@ -11,8 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from megajax.config import InputError
-from megajax.interop.hf.source import Tensor, open_source
-from megajax.interop.hf.target import Target, in_shards
+from megajax.interop.hf.files import Target, Tensor, in_shards, open_source
 from tests.interop.hf.made import made
 
 
