@@ -4,7 +4,8 @@ Needs no GPU. `--search` ranks every legal layout instead of planning the config
 step for the GPU as well.
 
 Exit code 3: it does not fit; stderr names the smallest change with which it would. Exit code 4: what the compiled
-program sends over an axis or multiplies differs from the closed form by more than 5 %; stderr names it.
+program sends over an axis in one of its loops, or multiplies, differs from the closed form by more than 5 %; stderr
+names axis and loop.
 """
 
 from __future__ import annotations

@@ -109,5 +109,6 @@ def run_blocks(
 
     numbers = first_layer + jnp.arange(jax.tree.leaves(blocks)[0].shape[0])
     layer = remat(layer)
-    x, losses = jax.lax.scan(lambda x, inputs: layer(x, *inputs), x, (blocks, numbers))
+    with jax.named_scope("layers"):  # the loop's name in profiles and compiled programs
+        x, losses = jax.lax.scan(lambda x, inputs: layer(x, *inputs), x, (blocks, numbers))
     return x, jax.tree.map(lambda loss: loss.sum(0), losses)

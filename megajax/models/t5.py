@@ -96,7 +96,8 @@ class T5(Model):
         bias = relative_bias(self.encoder_bias[...], self.config.relative_max_distance, bidirectional=True)
         inside = context._replace(segment_ids=batch.get("segment_ids"), bias=bias)
         x = self.lookup(batch["tokens"], inside, layer=0)
-        x, _ = run_blocks(self.encoder_blocks, x, inside, remat)
+        with jax.named_scope("encoder"):
+            x, _ = run_blocks(self.encoder_blocks, x, inside, remat)
         # Gathered here, once for all layers; each of them scatters the gradient of its own part.
         memory = context.layout.enter_tensor(self.encoder_norm(x))
         return context._replace(memory=(memory, inside.segment_ids))

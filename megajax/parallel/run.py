@@ -78,7 +78,8 @@ class Runner:
         def local(model: Model, batch: Batch, step: jax.Array) -> Losses:
             if self._stages > 1:
                 return self._sum_over_data(self._executor(model, batch, step).losses())
-            each = jax.lax.map(lambda batch: model.losses(batch, self._context(model, batch, step)), batch)
+            with jax.named_scope("microbatches"):
+                each = jax.lax.map(lambda batch: model.losses(batch, self._context(model, batch, step)), batch)
             return self._sum_over_data(jax.tree.map(lambda loss: loss.sum(0), each))
 
         return self._manual(local, model, PartitionSpec())(model, batch, jnp.int32(0))
@@ -117,7 +118,8 @@ class Runner:
             return self._at_rest(sums), losses
 
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), model)
-        gradients, each = jax.lax.scan(one, self._at_rest(zeros), batch)
+        with jax.named_scope("microbatches"):
+            gradients, each = jax.lax.scan(one, self._at_rest(zeros), batch)
         return jax.tree.map(lambda loss: loss.sum(0), each), gradients
 
     def _at_rest(self, tree: Model) -> Model:

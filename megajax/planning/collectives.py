@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
+from typing import Literal, get_args
 
 import jax
 import numpy as np
@@ -28,6 +29,12 @@ from megajax.planning.hlo import UNKNOWN, Instruction, executed, find, integers
 
 AnyMesh = Mesh | AbstractMesh
 OPS = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all")
+Place = Literal["layers forward", "layers backward", "each microbatch", "each step"]
+"""Where in a training step something is sent: in the loop over the layers, forward or backward (what is computed again
+there included); outside it, for each microbatch, or tick of a pipeline; outside all these loops."""
+PLACES: tuple[Place, ...] = get_args(Place)
+LAYERS, TICKS = r"\blayers\)*/while/", r"\b(microbatches|\w+_ticks)\)*/while/"
+"""Loops in a source, by the scopes that models and `parallel` give them; those of one iteration leave this trace."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +54,19 @@ class Collective:
     conditional: bool
     """In a branch, so executed at most `count` times."""
     source: str
-    """The JAX functions it comes from (XLA's `op_name`); the loop's, if XLA made it or moved it there."""
+    """The JAX functions it comes from (XLA's `op_name`); the loop's around it, if XLA made it or moved it there."""
 
     @property
     def count(self) -> int:
         """Executions in one run of the program."""
         return prod(self.loop)
+
+    @property
+    def place(self) -> Place:
+        """The loop of a training step that it stands in."""
+        if re.search(LAYERS, self.source):
+            return "layers backward" if "transpose(" in self.source else "layers forward"
+        return "each microbatch" if re.search(TICKS, self.source) else "each step"
 
     @property
     def bytes(self) -> int:
@@ -84,6 +98,10 @@ class Traffic:
     def inside(self, *loop: int) -> Traffic:
         """Those in exactly this nest of loops, by their iterations, outermost first; without arguments, in no loop."""
         return self.where(lambda record: record.loop == loop)
+
+    def at(self, place: Place) -> Traffic:
+        """Those in this loop of a training step."""
+        return self.where(lambda record: record.place == place)
 
     def forward(self) -> Traffic:
         """All those that are not of the backward pass."""

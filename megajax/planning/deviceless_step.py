@@ -16,8 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh, simulate_devices
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.parallel.rules import Rules
-from megajax.planning.collectives import collectives
+from megajax.planning.collectives import Collective, Traffic, collectives
 from megajax.planning.compiled import SIMULATED, CompiledPlan, Sends
 from megajax.planning.compiled_flops import executed_flops
 from megajax.planning.deviceless import gpu_topology, has_compiler
@@ -84,7 +84,9 @@ def compile_plan(plan: Plan) -> CompiledPlan:
     if child.returncode:
         raise InputError(describe_death(child.returncode, child.stderr.decode(errors="replace")))
     answer = json.loads(child.stdout.splitlines()[-1])
-    sends = tuple(Sends(op, tuple(axes), tuple(loop), *rest) for op, axes, loop, *rest in answer.pop("sends"))
+    sends = tuple(
+        Sends(**kind | {"axes": tuple(kind["axes"]), "loop": tuple(kind["loop"])}) for kind in answer.pop("sends")
+    )
     return CompiledPlan(plan, sends=sends, unused=tuple(answer.pop("unused")), **answer)
 
 
@@ -151,17 +153,9 @@ def main(argv: list[str]) -> None:
     compiled = compile_step(config, gpu) if has_compiler() else _simulate(config)
     plan = compiled.step.memory_analysis()
     assert plan is not None
-    counts: Counter[tuple[Any, ...]] = Counter()
-    sizes: Counter[tuple[Any, ...]] = Counter()
-    largest: Counter[tuple[Any, ...]] = Counter()
-    for record in collectives(compiled.step, compiled.rules.mesh):
-        kind = (record.op, record.axes, record.loop, record.conditional)
-        counts[kind] += record.count
-        sizes[kind] += record.count * record.bytes
-        largest[kind] = max(largest[kind], record.bytes)
     device = compiled.rules.mesh.devices.flat[0]
     simulated = device.platform == "cpu"
-    load = balanced_load(config, _mesh(config))
+    load, share = balanced_load(config, _mesh(config)), _head_share(config)
     answer = {
         "target": SIMULATED if simulated else device.device_kind,
         "memory": {
@@ -170,13 +164,41 @@ def main(argv: list[str]) -> None:
             "temporary": plan.temp_size_in_bytes,
             "code": plan.generated_code_size_in_bytes,
         },
-        "sends": [(*kind, counts[kind], sizes[kind], largest[kind]) for kind in counts],
-        "flops": None if simulated else executed_flops(compiled.step, load and load.blocks, _head_share(config)),
+        "sends": [vars(sends) for sends in _sends(collectives(compiled.step, compiled.rules.mesh), share)],
+        "flops": None if simulated else executed_flops(compiled.step, load and load.blocks, share),
         "unused": unused_inputs(compiled),
         "seconds": compiled.seconds,
         "host_bytes": 1024 * max(getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN)),
     }
     print(json.dumps(answer))
+
+
+def _sends(traffic: Traffic, share: Fraction) -> Iterator[Sends]:
+    """The collectives of a program by kind, of which steady ticks take a share of the branches.
+
+    A pipeline's branches are for what begins or ends with a microbatch (embedding, head, the embedding's gradient), so
+    each is taken as often as there are microbatches. The code of each is in the loop over the steady ticks, and may be
+    in that of warm-up or cool-down again.
+    """
+    kinds: defaultdict[tuple[Any, ...], list[Collective]] = defaultdict(list)
+    for record in traffic:
+        kinds[record.op, record.axes, record.loop, record.place, record.conditional].append(record)
+    for (op, axes, loop, place, conditional), records in kinds.items():
+        taken = [
+            record.count * record.bytes * (share * ("steady_ticks" in record.source) if conditional else 1)
+            for record in records
+        ]
+        yield Sends(
+            op,
+            axes,
+            loop,
+            place,
+            conditional,
+            count=sum(record.count for record in records),
+            bytes=sum(record.count * record.bytes for record in records),
+            largest=max(record.bytes for record in records),
+            taken=float(sum(taken)),
+        )
 
 
 def _head_share(config: Config) -> Fraction:

@@ -9,6 +9,7 @@ A reader of the text, not of XLA's own data structures: it is what every version
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -40,6 +41,16 @@ class Instruction(NamedTuple):
         """Shape and dtype of every array in its type."""
         return arrays(self.type)
 
+    @property
+    def operand_names(self) -> list[str]:
+        """Names of the instructions whose results it takes."""
+        return re.findall(r"%([\w.\-]+)", self.operands)
+
+    @property
+    def origin(self) -> str:
+        """XLA's `op_name`: the JAX functions that it comes from; empty if XLA made it."""
+        return find(r'op_name="([^"]*)"', self.attributes)
+
 
 class Executed(NamedTuple):
     """An instruction of a program that runs, and where."""
@@ -52,13 +63,12 @@ class Executed(NamedTuple):
     conditional: bool
     """In a branch, so executed at most that often."""
     source: str
-    """The JAX functions it comes from (XLA's `op_name`); the loop's, if XLA made it or moved it there."""
+    """The JAX functions it comes from (XLA's `op_name`); the loop's around it, if XLA made it or moved it there."""
 
     @property
     def operands(self) -> list[list[tuple[Shape, str]]]:
         """Shape and dtype of the arrays of every operand."""
-        names = re.findall(r"%([\w.\-]+)", self.instruction.operands)
-        return [arrays(self.types[name]) for name in names]
+        return [arrays(self.types[name]) for name in self.instruction.operand_names]
 
 
 def executed(program: jax.stages.Compiled | str) -> Iterator[Executed]:
@@ -68,13 +78,30 @@ def executed(program: jax.stages.Compiled | str) -> Iterator[Executed]:
         program: `jax.jit(f).lower(...).compile()`, or its `as_text()`.
     """
     computations, entry = _parse(program if isinstance(program, str) else str(program.as_text()))
+    loops = {line.origin for lines in computations.values() for line in lines if line.opcode == "while"}
+
+    def moved(origin: str, around: str) -> bool:
+        """Whether a loop that an instruction comes from is none of those around it; unrolled ones are no loops."""
+        names = (origin[: end.end()] for end in re.finditer("/while(?=/)", origin))
+        return any(name in loops and not around.startswith(name) for name in names)
+
+    def origin_of(line: Instruction, origins: Mapping[str, str], around: str) -> str:
+        """An instruction's own, that of an operand (XLA joins collectives), or that of most in a loop's body."""
+        if line.origin:
+            return line.origin
+        if line.opcode != "while":
+            return next((found for name in line.operand_names if (found := origins.get(name))), "")
+        (body,) = (computations[name] for name in line.calls if f"body=%{name}" in line.attributes)
+        starts = (re.match(re.escape(around) + ".*?/while(?=/)", inside.origin) for inside in body)
+        return max(Counter(start[0] for start in starts if start).items(), key=lambda item: item[1], default=("", 0))[0]
 
     def walk(name: str, loop: tuple[int, ...], conditional: bool, source: str) -> Iterator[Executed]:
         lines = computations[name]
         types = {line.name: line.type for line in lines}
+        origins: dict[str, str] = {}
         for line in lines:
-            origin = find(r'op_name="([^"]*)"', line.attributes)
-            here = origin if origin.startswith(source) else source
+            origin = origins[line.name] = origin_of(line, origins, source)
+            here = origin if origin.startswith(source) and not moved(origin, source) else source
             yield Executed(line, types, loop, conditional, here)
             inside = loop
             if line.opcode == "while":
@@ -82,7 +109,8 @@ def executed(program: jax.stages.Compiled | str) -> Iterator[Executed]:
                 inside = (*loop, int(trips or UNKNOWN))
             if not line.opcode.endswith(("-done", "-update")):
                 for called in line.calls:
-                    yield from walk(called, inside, conditional or line.opcode == "conditional", here)
+                    within = f"{here}/body" if line.opcode == "while" else here
+                    yield from walk(called, inside, conditional or line.opcode == "conditional", within)
 
     return walk(entry, (), False, "")
 

@@ -172,7 +172,7 @@ class Plan:
             },
             "experts": self.load and self.load._asdict(),
             "uncounted": self.uncounted,
-            "communication": {axis: vars(sent) for axis, sent in self.communication.items()},
+            "communication": {axis: {"bytes": sent.bytes} | vars(sent) for axis, sent in self.communication.items()},
             "budget": {"tokens": self.tokens, "days": self.days, "gpu_hours": self.gpu_hours},
         }
 

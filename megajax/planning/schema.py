@@ -11,6 +11,7 @@ from typing import Any
 
 from megajax.config.parallel import AXES
 from megajax.costs.memory import StageMemory
+from megajax.planning.collectives import PLACES
 from megajax.planning.roofline import LABELS
 
 Schema = dict[str, Any]
@@ -79,10 +80,12 @@ _COMPILED = _keys(
             op=_of("string", "XLA's name"),
             axes=_list("mesh axes that it crosses", _of("string", "axis")),
             loop=_list("iterations of the loops around it, outermost first", _count("iterations")),
+            place=_of("string", "which loops these are", enum=list(PLACES)),
             conditional=_of("boolean", "in a branch: count and bytes are upper bounds"),
             count=_count("executions in a step"),
             bytes=_count("of whole tensors, all executions together"),
             largest=_count("bytes of the largest of these tensors"),
+            taken=_number("bytes that are sent as branches are taken"),
         ),
     ),
 )
@@ -142,6 +145,7 @@ SCHEMA: Schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _
         _keys(
             "in a step",
             bytes=_number("of whole tensors"),
+            places=_keys("these bytes by the loop that sends them", **{place: _number("bytes") for place in PLACES}),
             seconds=_number("that nothing hides"),
             wire=_of("string", "slowest that is needed", enum=["NVLink", "network"]),
         ),

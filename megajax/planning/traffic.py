@@ -1,4 +1,6 @@
-"""What a step sends over which mesh axis, in closed form: what `planning.collectives` reads from a compiled program.
+"""Bytes that a step sends over every mesh axis in every loop, in closed form.
+
+`planning.collectives` reads the same from a compiled program.
 
 Counted as there: bytes of whole tensors, the result of an all-gather, the operand of a reduce-scatter, an all-reduce
 once, as every device takes part in them. A pipeline's devices compute and send in the ticks in which it fills and
@@ -9,13 +11,15 @@ Letters: T tokens of a micro batch on a device, D embed; P stages, v chunks per 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from megajax.config import Config
 from megajax.costs.hardware import Gpu
 from megajax.costs.stacks import head_matrices, lookups, lookups_again, stacks
+from megajax.planning.collectives import PLACES, Place
 from megajax.planning.cut import LAST, Cut, products
 from megajax.planning.operations import WIDTH
 from megajax.planning.roofline import StepTime, cuts_of, layers_per_stage, microbatch_count, stride_of, weights_in_step
@@ -26,12 +30,21 @@ from megajax.planning.trainers import Trainer
 class Sent:
     """Communication of one device over one mesh axis in a step."""
 
-    bytes: float
-    """Of whole tensors."""
+    places: Mapping[Place, float]
+    """Bytes of whole tensors by the loop that sends them."""
     seconds: float
     """That nothing hides."""
     wire: Literal["NVLink", "network"]
     """The slowest that a group of devices needs."""
+
+    @property
+    def bytes(self) -> float:
+        """Size of the whole tensors, in all loops."""
+        return sum(self.places.values())
+
+
+Sizes = Mapping[tuple[str, Place], float]
+"""Bytes over every mesh axis in every loop; what is not there is not sent."""
 
 
 def traffic_by_axis(
@@ -49,24 +62,20 @@ def traffic_by_axis(
     sizes = _sizes(config, mesh, cuts_of(config, mesh, gpu, trainer))
     return {
         axis: Sent(
-            bytes=size,
+            places={place: sizes.get((axis, place), 0.0) for place in PLACES},
             seconds=time.parts[axis],
             wire="NVLink" if mesh[axis] * stride_of(mesh, axis) <= gpu.link_domain else "network",
         )
-        for axis, size in sizes.items()
+        for axis in ("tensor", "context", "fsdp", "expert", "pipe", "data")
         if mesh[axis] > 1
     }
 
 
-def _sizes(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> dict[str, float]:
+def _sizes(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> Sizes:
     cut, trainer, stages, chunks = cuts[-1], cuts[-1].trainer, mesh["pipe"], config.parallel.chunks
     count = microbatch_count(config, mesh)
     idle = (stages - 1) / chunks if trainer.scans_layers else 0  # of a microbatch, in each direction
     layers = [stack.layers for stack in stacks(config)[:-1]] + [layers_per_stage(config, mesh)]
-    runs = [number * (count + idle) for number in layers]
-    each = [_of_layer(cut) for cut in cuts]
-    sent = {axis: sum(run * sizes[axis] for run, sizes in zip(runs, each, strict=True)) for axis in each[0]}
-    outside = _outside(config, mesh, cuts)
     held = weights_in_step(config, mesh, trainer)
     over_data = trainer.gradient_bytes + (WIDTH[cut.numbers] if config.parallel.zero else 0)
     # At rest `data` cuts before `fsdp` does: pieces of gradients and weights change hands over both.
@@ -78,88 +87,128 @@ def _sizes(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> dict
     passed = 2 * (count * chunks + (stages - 1) * trainer.scans_layers)
     if trainer.scans_layers and (stages, chunks) == (2, 1):
         passed -= 1  # a single tick of cool-down is no loop, and XLA sees that nobody needs the gradient it passes on
-    return {
-        **{axis: sent[axis] + outside[axis] + swapped * (axis == "fsdp") for axis in sent},
-        "pipe": (passed + vocabulary) * cut.residual,
-        "data": over_data * held + swapped,
+    once: Sizes = {
+        ("pipe", "each microbatch"): (passed + vocabulary) * cut.residual,
+        ("data", "each step"): over_data * held + swapped,
+        ("fsdp", "each step"): swapped,
     }
+    runs = ((number * (count + idle), _of_layer(each)) for number, each in zip(layers, cuts, strict=True))
+    return _total((*runs, (count, _of_microbatch(config, mesh, cuts)), (1, once), _of_sums(config, mesh, cut)))
 
 
-def _of_layer(cut: Cut) -> dict[str, float]:
-    """Of one layer and microbatch, forward and backward."""
+def _total(parts: Iterable[tuple[float, Sizes]]) -> Sizes:
+    """The sum of sizes, each so many times."""
+    total: defaultdict[tuple[str, Place], float] = defaultdict(float)
+    for times, sizes in parts:
+        for where, size in sizes.items():
+            total[where] += times * size
+    return total
+
+
+def _of_layer(cut: Cut) -> Sizes:
+    """What one layer sends for one microbatch."""
     model, width, scans = cut.model, WIDTH[cut.numbers], cut.trainer.scans_layers
     weights = width * cut.held
     keys = 2 * width * cut.samples * cut.sequence * cut.kv_heads * model.head_size
     # Gathered forward and backward and their gradients scattered, or round a ring: forward, backward, gradients.
-    travelling = 3 * keys * ((cut.context - 1) / cut.context if cut.kernel == "ring" or not scans else 1)
-    sent = {
-        "tensor": _borders(cut),
-        "context": travelling + weights / cut.fsdp * scans,
-        "fsdp": 3 * weights,
-        "expert": width * cut.weights.replicated_over_expert(cut.tensor, cut.whole_heads) / cut.fsdp * scans,
+    travelling = keys * ((cut.context - 1) / cut.context if cut.kernel == "ring" or not scans else 1)
+    shared = width * cut.weights.replicated_over_expert(cut.tensor, cut.whole_heads)
+    entering, returning = _borders(cut)
+    forward = {"tensor": entering, "context": travelling, "fsdp": weights, "expert": 0.0}
+    backward = {
+        "tensor": returning,
+        "context": 2 * travelling + weights / cut.fsdp * scans,
+        "fsdp": 2 * weights,
+        "expert": shared / cut.fsdp * scans,
     }
     if model.positions == "relative" and scans:
         # The bias [N, S, S] has no samples: its gradient is summed over all that have some, before it meets the table.
-        sent["fsdp"] += 4 * cut.heads * cut.sequence**2
+        backward["fsdp"] += 4 * cut.heads * cut.sequence**2
     if model.experts:
         # Inputs gathered twice and their cotangents once, outputs scattered and gradients too; so are the numbers of
         # the chosen experts, and their shares, of which alone there is a gradient.
-        chosen = 5 * 4 * cut.tokens * model.experts_per_token
-        sent["tensor"] += (5 * cut.stream + chosen) if cut.sequence_parallel else 2 * cut.stream
-        sent["tensor"] += width * model.hidden_size * model.experts * scans
-        sent["expert"] += cut.expert * (5 * cut.stream + chosen)
-    return sent
+        chosen = 4 * cut.tokens * model.experts_per_token
+        both_ways = ((forward, 2 * (cut.stream + chosen)), (backward, 3 * (cut.stream + chosen)))
+        for direction, gathered in both_ways:
+            direction["tensor"] += gathered if cut.sequence_parallel else cut.stream
+            direction["expert"] += cut.expert * gathered
+        backward["tensor"] += width * model.hidden_size * model.experts * scans
+    return {(axis, "layers forward"): size for axis, size in forward.items()} | {
+        (axis, "layers backward"): size for axis, size in backward.items()
+    }
 
 
-def _borders(cut: Cut) -> float:
+def _borders(cut: Cut) -> tuple[float, float]:
     """Gathers and scatters of the residual stream around a layer's products; all-reduces without sequence parallelism.
 
     What enters is gathered forward and, for the gradient of the weights, backward, where its own gradient is scattered;
     what leaves is scattered forward and its gradient gathered. Around whole heads no activation is summed. What the
-    encoder made is gathered once for all layers (see `_outside`).
+    encoder made is gathered once for all layers (see `_of_microbatch`).
+
+    Returns:
+        Bytes forward and backward.
     """
-    sent = 0.0
+    forward = backward = 0.0
+    spread = int(cut.sequence_parallel)
     for product in products(cut):
         stream = cut.stream * product.rows / cut.tokens
         if product.whole:  # the input is gathered, or the output's gradient; and the gradient of the weights summed
-            ways = int(cut.sequence_parallel)
-            sent += WIDTH[cut.numbers] * product.k * product.n / cut.fsdp * cut.sequence_parallel
+            forward += spread * product.enters * stream
+            backward += spread * (not product.enters) * stream
+            backward += spread * WIDTH[cut.numbers] * product.k * product.n / cut.fsdp
         elif product.enters:
-            ways = (1 if product.encoded else 3) if cut.sequence_parallel else 1
+            gathers = spread * (not product.encoded)
+            forward += gathers * stream
+            backward += (gathers + 1) * stream
         else:
             again = cut.remat != "none" and product.makes not in (*cut.kept, LAST)
-            ways = (2 if cut.sequence_parallel else 1) + again
-        sent += ways * stream
-    return sent
+            forward += stream
+            backward += (spread + again) * stream
+    return forward, backward
 
 
-def _outside(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> dict[str, float]:
-    """Of embedding and head, in a step.
+def _of_microbatch(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> Sizes:
+    """What embedding and head send for one microbatch.
 
-    On a single stage a tied table is gathered once for all its uses, and what is only summed, and added to the sums of
-    the step as it is, is summed once a step.
+    On a single stage a tied table is gathered once for all its uses.
     """
     cut, model, stages = cuts[-1], config.model, mesh["pipe"]
-    width, scans, count = WIDTH[cut.numbers], cut.trainer.scans_layers, microbatch_count(config, mesh)
-    table = (
-        model.padded_vocab_size * model.hidden_size / (cut.tensor * (stages if cut.trainer.shares_vocabulary else 1))
-    )
+    width, scans = WIDTH[cut.numbers], cut.trainer.scans_layers
+    table, positions = _tables(config, mesh, cut)
     uses = lookups(model) + 1
     gathers = 2 - model.tied_head if stages == 1 and scans else uses
-    places = model.position_rows if model.positions == "learned" else 0
-    square = model.hidden_size**2
-    positions = places * model.hidden_size / (1 if places % cut.tensor else cut.tensor)
-    sums = 4 * (uses * table + positions) / mesh["fsdp"] * (1 if stages == 1 else count) * scans
     again = lookups_again(model, stages) * scans
     tables = (width * (gathers + again) + 4 * uses) * table + (width * (1 + again) + 4) * positions
-    matrices = head_matrices(model)
-    transform = width * square * (matrices > 0) * (1 if stages == 1 else count) / mesh["fsdp"]
     streams = sum(cut.stream for cut in cuts) + cut.stream  # looked up, and the head's
     memory = sum(cut.stream for cut in cuts[:-1])
     return {
-        "tensor": count * (((2 * streams + memory) if cut.sequence_parallel else streams) + again * cut.stream)
-        + transform * cut.sequence_parallel * scans,
-        "context": sums,
-        "fsdp": count * (tables + 2 * width * matrices * square),
-        "expert": sums,
+        ("tensor", "each microbatch"): ((2 * streams + memory) if cut.sequence_parallel else streams)
+        + again * cut.stream,
+        ("fsdp", "each microbatch"): tables + 2 * width * head_matrices(model) * model.hidden_size**2,
     }
+
+
+def _of_sums(config: Config, mesh: Mapping[str, int], cut: Cut) -> tuple[float, Sizes]:
+    """What is only summed of the gradients of embedding and head, and how many times.
+
+    On a single stage these sums, added to those of the step as they are, are summed once a step.
+    """
+    model, single, scans = config.model, mesh["pipe"] == 1, cut.trainer.scans_layers
+    table, positions = _tables(config, mesh, cut)
+    sums = 4 * ((lookups(model) + 1) * table + positions) / mesh["fsdp"] * scans
+    transform = WIDTH[cut.numbers] * model.hidden_size**2 * (head_matrices(model) > 0) / mesh["fsdp"]
+    place: Place = "each step" if single else "each microbatch"
+    sizes: Sizes = {
+        ("tensor", place): transform * cut.sequence_parallel * scans,
+        ("context", place): sums,
+        ("expert", place): sums,
+    }
+    return 1 if single else microbatch_count(config, mesh), sizes
+
+
+def _tables(config: Config, mesh: Mapping[str, int], cut: Cut) -> tuple[float, float]:
+    """Numbers of the word embedding and of the places' that a device computes with."""
+    model = config.model
+    words = model.padded_vocab_size / (cut.tensor * (mesh["pipe"] if cut.trainer.shares_vocabulary else 1))
+    places = model.position_rows if model.positions == "learned" else 0
+    return words * model.hidden_size, places / (1 if places % cut.tensor else cut.tensor) * model.hidden_size

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from megajax.planning.collectives import Collective, collectives
+from megajax.planning.collectives import PLACES, Collective, collectives
 
 ROWS = P("data", "tensor")
 
@@ -254,6 +254,95 @@ ENTRY %main (x: f32[8,4]) -> f32[8,4] {
 }
 """  # noqa: E501
     (found,) = collectives(text, NODES)
-    source = "jit(f)/transpose(jvp())/while"
+    source = "jit(f)/transpose(jvp())/while/body"
     assert found == Collective("reduce-scatter", ("tensor",), (8, 4), "f32", (24,), False, source)
     assert found.count == 24
+
+
+STEP = "jit(step)/microbatches/while"
+BACKWARD = f"{STEP}/body/transpose(jvp(layers))/while"
+SUM = "replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add"
+
+
+def named(origin: str) -> str:
+    return f'metadata={{op_name="{origin}"}}'
+
+
+def test_places_in_a_step_that_xla_rearranged():
+    """A sum that XLA moved out of the loop over microbatches and named after it, or left the name that it had inside;
+    a loop that lost its name, as an iteration was peeled off; a sum in that iteration, joined of others and nameless,
+    and one that XLA made in the loop itself."""
+    trips = 'backend_config={"known_trip_count":{"n":"3"}}'
+    text = f"""HloModule m
+
+%cond (s: f32[2]) -> pred[] {{
+  ROOT %less = pred[] compare(%s, %n), direction=LT
+}}
+
+%layers (s: f32[2]) -> f32[2] {{
+  %s = f32[2] parameter(0)
+  %x = f32[2] negate(%s), {named(f"{BACKWARD}/body/mul")}
+  ROOT %r = f32[2] all-reduce(%s), {SUM}
+}}
+
+%microbatch (s: f32[2]) -> f32[2] {{
+  %s = f32[2] parameter(0)
+  %w = f32[2] while(%s), condition=%cond, body=%layers, {trips}
+  %x = f32[2] negate(%w), {named(f"{BACKWARD}/body/mul")}
+  %b = f32[4] bitcast(%x)
+  %joined = f32[4] all-reduce(%b), {SUM}
+  %head = f32[8] all-reduce(%joined), {SUM}, {named(f"{STEP}/body/jvp()/psum")}
+  ROOT %moved = f32[16] all-reduce(%w), {SUM}, {named(BACKWARD)}
+}}
+
+ENTRY %main (x: f32[2]) -> f32[2] {{
+  %x = f32[2] parameter(0)
+  %w = f32[2] while(%x), condition=%cond, body=%microbatch, {trips}, {named(STEP)}
+  %sum = f32[32] all-reduce(%w), {SUM}, {named(STEP)}
+  %other = f32[64] all-reduce(%w), {SUM}, {named(f"{STEP}/body/add")}
+  ROOT %done = f32[128] all-reduce(%w), {SUM}, {named("jit(step)/add")}
+}}
+"""
+    found = {c.shape[0]: c.place for c in collectives(text, AbstractMesh((8,), ("tensor",)))}
+    assert found == {
+        2: "layers backward",
+        4: "layers backward",
+        8: "each microbatch",
+        16: "each microbatch",
+        32: "each step",
+        64: "each step",
+        128: "each step",
+    }
+
+
+@pytest.mark.parametrize("layers", [3, 1])
+@pytest.mark.parametrize(("loop", "microbatches"), [("microbatches", 2), ("steady_ticks", 1)])
+def test_places_are_named_by_scopes(mesh, loop: str, microbatches: int, layers: int):
+    """In a compiled program; loops of a single iteration are unrolled and known all the same."""
+
+    def layer(x, w):
+        return lax.psum(jnp.tanh(x * w), "tensor"), None
+
+    def loss(w, x):
+        with jax.named_scope("layers"):
+            x = lax.scan(layer, x, w)[0]
+        return lax.psum(x * x, "data").sum()
+
+    def one(total, x):
+        value, gradient = jax.value_and_grad(loss)(jnp.ones(layers), x)
+        return total + value * gradient, None
+
+    def step(xs):
+        with jax.named_scope(loop):
+            total, _ = lax.scan(one, jnp.zeros(layers), xs)
+        return lax.psum(total, ("data", "tensor"))
+
+    run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=P(None, "data"), out_specs=P(), check_vma=False))
+    traffic = collectives(run.lower(jax.ShapeDtypeStruct((microbatches, 8, 16), jnp.float32)).compile(), mesh)
+    counts = {place: sum(c.count for c in traffic if c.place == place) for place in PLACES}
+    assert counts == {
+        "layers forward": microbatches * layers,
+        "layers backward": microbatches * layers,
+        "each microbatch": microbatches,
+        "each step": 1,
+    }

@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 from megajax.config import Config, DataConfig, InputError, ModelConfig, ParallelConfig, TrainConfig
 from megajax.plan import DIFFERS, main
 from megajax.planning import deviceless_step
+from megajax.planning.collectives import PLACES
 from megajax.planning.compiled import SIMULATED, CompiledPlan
 from megajax.planning.deviceless import has_compiler
 from megajax.planning.deviceless_step import compile_plan, describe_death
@@ -42,10 +43,14 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(scope="module")
+def compiled() -> CompiledPlan:
+    return compile_plan(plan(TINY, "a100-80gb"))
+
+
 @needs_compiler
-def test_for_a_gpu():
+def test_for_a_gpu(compiled: CompiledPlan):
     """Closed form and XLA agree on bytes over every axis, and on FLOPs; without dropout no sample has a key."""
-    compiled = compile_plan(plan(TINY, "a100-80gb"))
     assert compiled.differences == ()
     assert compiled.flops == pytest.approx(compiled.plan.time.compiled_flops, rel=0.02)
     assert compiled.unused == ("batch.sample_ids",)
@@ -55,13 +60,24 @@ def test_for_a_gpu():
 
 
 @needs_compiler
+def test_bytes_in_another_loop_are_named(compiled: CompiledPlan):
+    """As many bytes over `fsdp`, but all of them at the end of the step: none where they were planned, all there."""
+    moved = tuple(replace(s, place="each step") if s.axes == ("fsdp",) else s for s in compiled.sends)
+    names = [
+        re.sub(r" [\d.]+ MiB instead of [\d.]+ MiB", "", words) for words in replace(compiled, sends=moved).differences
+    ]
+    assert names == [f"over fsdp, {place}" for place in PLACES]
+
+
+@needs_compiler
 def test_a_pipelines_branches_count_as_often_as_they_are_taken():
     """Embedding and head run for 4 microbatches, in branches of 3 ticks of warm-up and 6 steady ones."""
     layout = ParallelConfig(data=1, pipe=2, chunks=2, tensor=2)
     compiled = compile_plan(plan(replace(TINY, parallel=layout)))
     assert {s.loop[0] for s in compiled.sends if s.conditional} == {3, 6}
     assert compiled.differences == ()
-    judged = {name: compiled.deviation(name) for name in ("over pipe", "over tensor", "products")}
+    names = ("over pipe, each microbatch", "over tensor, each microbatch", "products")
+    judged = {name: compiled.deviation(name) for name in names}
     print(judged)
     assert all(0 < abs(off) < 0.02 for name, off in judged.items() if name != "products")  # 0 would be a clamp's
     assert abs(judged["products"]) < 0.01
@@ -152,7 +168,7 @@ def test_a_program_that_is_not_what_was_planned(monkeypatch: pytest.MonkeyPatch,
     assert main(words) == DIFFERS
     (error,) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
-        r"megajax: program and closed form differ: over tensor [\d.]+ GiB instead of [\d.]+ GiB; "
-        r"products [\d.]+ TFLOP instead of [\d.]+ TFLOP",
+        r"megajax: program and closed form differ: over tensor, layers forward [\d.]+ MiB instead of [\d.]+ MiB; "
+        r"over tensor, layers backward [\d.]+ GiB instead of [\d.]+ MiB; products [\d.]+ TFLOP instead of [\d.]+ TFLOP",
         error,
     )

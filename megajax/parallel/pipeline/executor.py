@@ -87,15 +87,15 @@ class Executor:
         s = self.schedule
         steady, cooldown = s.warmup_ticks, s.warmup_ticks + s.steady_ticks
         flow = self._start(training=True)
-        flow = self._ticks(flow, range(steady), self._forward)
-        flow = self._ticks(flow, range(steady, cooldown), self._forward, self._head, self._backward)
-        flow = self._ticks(flow, range(cooldown, cooldown + s.cooldown_ticks), self._backward)
+        flow = self._ticks("warmup", flow, range(steady), self._forward)
+        flow = self._ticks("steady", flow, range(steady, cooldown), self._forward, self._head, self._backward)
+        flow = self._ticks("cooldown", flow, range(cooldown, cooldown + s.cooldown_ticks), self._backward)
         return self._all_losses(flow), self.parts.join(flow.block_sums, flow.other_sums)
 
     def losses(self) -> Losses:
         """Loss sums of the forward pass alone."""
         ticks = range(self.schedule.warmup_ticks + self.schedule.steady_ticks)
-        return self._all_losses(self._ticks(self._start(training=False), ticks, self._advance, self._score))
+        return self._all_losses(self._ticks("forward", self._start(training=False), ticks, self._advance, self._score))
 
     def _all_losses(self, flow: Flow) -> Losses:
         return add(flow.losses, jax.tree.map(lambda loss: self.net.psum(loss, "pipe"), flow.inside))
@@ -113,8 +113,8 @@ class Executor:
         sums = zeros(self.parts.block_leaves), zeros(self.parts.others)
         return Flow(activation, activation, ring, *sums, losses, inside)
 
-    def _ticks(self, flow: Flow, ticks: range, *works: Callable[[jax.Array, Flow], Flow]) -> Flow:
-        """Run a phase; at the end of a tick what was computed moves to the neighbours."""
+    def _ticks(self, phase: str, flow: Flow, ticks: range, *works: Callable[[jax.Array, Flow], Flow]) -> Flow:
+        """Run a phase, named for profiles; at the end of a tick what was computed moves to the neighbours."""
 
         def tick(flow: Flow, t: jax.Array) -> tuple[Flow, None]:
             for work in works:
@@ -125,7 +125,8 @@ class Executor:
                 flow = flow._replace(activation=self.net.shift(flow.activation, "pipe", +1))
             return flow, None
 
-        return jax.lax.scan(tick, flow, jnp.arange(ticks.start, ticks.stop))[0] if ticks else flow
+        with jax.named_scope(f"{phase}_ticks"):
+            return jax.lax.scan(tick, flow, jnp.arange(ticks.start, ticks.stop))[0] if ticks else flow
 
     def _forward(self, t: jax.Array, flow: Flow) -> Flow:
         slot = self.schedule.forward(t, self.stage)
