@@ -14,7 +14,7 @@ from megajax.config.data import DataConfig, TokenizerConfig
 from megajax.config.families import check_family
 from megajax.config.model import ModelConfig
 from megajax.config.optim import OptimConfig
-from megajax.config.parallel import AXES, ParallelConfig
+from megajax.config.parallel import ParallelConfig
 from megajax.config.switches import check_switches
 from megajax.config.train import ACTIVATION_NAMES, TrainConfig
 
@@ -84,8 +84,8 @@ def resolve_mesh(parallel: ParallelConfig, num_devices: int) -> dict[str, int]:
     Raises:
         InputError: the mesh does not take exactly `num_devices` devices; shows the arithmetic.
     """
-    sizes = {axis: getattr(parallel, axis) for axis in AXES}
-    if sizes["data"] == "auto":
+    sizes = parallel.sizes
+    if parallel.data == "auto":
         others = {axis: size for axis, size in sizes.items() if axis != "data"}
         replica = math.prod(others.values())
         _require_multiple("the number of devices", num_devices, _product(others), replica, _MESH_REMEDY)

@@ -52,3 +52,8 @@ class ParallelConfig:
     """Shard the residual stream, norms and dropout along the sequence over tensor as well."""
     simulate_devices: NonNegativeInt = 0
     """Run on this many simulated CPU devices instead of the real ones; 0 = off."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of every mesh axis; `data` is a number where no devices are left to be counted."""
+        return {axis: getattr(self, axis) for axis in AXES}

@@ -18,17 +18,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from math import prod
 
 from megajax.config import Config, InputError
-from megajax.config.parallel import REPLICAS
 from megajax.config.train import ACTIVATION_NAMES
-from megajax.costs.stacks import Stack, expert_load, stacks
+from megajax.costs.device import Device
+from megajax.costs.stacks import Stack, expert_load
 from megajax.costs.weights import Counts, count_weights
 from megajax.models.cross_entropy import CHUNK_LOGITS
 from megajax.models.families import batch_arrays
 from megajax.parallel.kernels import choose_attention
-from megajax.parallel.pipeline.schedule import Interleaved1F1B
 
 GIB = 2**30
 FP32 = 4
@@ -84,7 +82,7 @@ def stage_memory(config: Config, mesh: Mapping[str, int], stage: int) -> StageMe
     """
     if not 0 <= stage < mesh["pipe"]:
         raise InputError(f"there is no pipeline stage {stage}: choose one of 0 to {mesh['pipe'] - 1}")
-    device = _Device(config, mesh)
+    device = _Holder(config, mesh)
     counts = device.counts
     logits, workspace = max(device.backward, device.head, key=sum)
     return StageMemory(
@@ -105,7 +103,7 @@ def heaviest(config: Config, mesh: Mapping[str, int]) -> StageMemory:
 
 def state_bytes(config: Config, mesh: Mapping[str, int]) -> float:
     """Bytes of a device for fp32 weights, optimizer state and gradient sums."""
-    counts = _Device(config, mesh).counts
+    counts = _Holder(config, mesh).counts
     return FP32 * (counts.at_rest + counts.moments + counts.step)
 
 
@@ -120,11 +118,10 @@ def saved_per_layer(config: Config, mesh: Mapping[str, int], stack: Stack | None
         mesh: size of every axis.
         stack: to which the layer belongs; None = the last one.
     """
-    device, model, remat = _Device(config, mesh), config.model, config.train.remat
+    device, model, remat = _Holder(config, mesh), config.model, config.train.remat
     stack = stack or device.stacks[-1]
-    width, heads = device.width, 1 if config.parallel.whole_heads else mesh["tensor"]
-    q, k = model.num_heads * model.head_size / heads, model.kv_heads * model.head_size / heads
-    residual = model.hidden_size / (mesh["tensor"] if config.parallel.sequence_parallel else 1)
+    width, residual = device.width, model.hidden_size / device.stream_ways
+    q, k = device.heads * model.head_size, device.kv_heads * model.head_size
     tokens, encoded = device.tokens(stack.sequence), device.tokens(stack.memory)
     crossed = stack.memory > 0
     if remat == "none":
@@ -148,31 +145,13 @@ def saved_per_layer(config: Config, mesh: Mapping[str, int], stack: Stack | None
     return width * sum(numbers[name] for name in {"block_input", *kept})
 
 
-@dataclass(frozen=True)
-class _Device:
-    """One device's part in a step."""
-
-    config: Config
-    mesh: Mapping[str, int]
+class _Holder(Device):
+    """A device and the bytes that it holds during a step."""
 
     @cached_property
     def counts(self) -> Counts:
         """Weights of this device."""
         return count_weights(self.config, self.mesh)
-
-    @property
-    def width(self) -> int:
-        """Bytes of a number in the forward and backward pass."""
-        return FP32 if self.config.train.precision == "fp32" else 2
-
-    @property
-    def stacks(self) -> tuple[Stack, ...]:
-        """Of the model."""
-        return stacks(self.config)
-
-    def tokens(self, sequence: int) -> float:
-        """T, of samples of so many."""
-        return self.config.train.micro_batch_size * sequence / self.mesh["context"]
 
     @property
     def mlp_inputs(self) -> int:
@@ -186,12 +165,6 @@ class _Device:
         return (model.shared_ffn_size if model.experts else model.ffn_size) / self.mesh["tensor"]
 
     @property
-    def microbatches(self) -> int:
-        """M."""
-        train = self.config.train
-        return train.global_batch_size // (train.micro_batch_size * prod(self.mesh[axis] for axis in REPLICAS))
-
-    @property
     def accumulates(self) -> bool:
         """Whether gradients are summed; those of a single microbatch go into the update as they are."""
         return self.mesh["pipe"] > 1 or self.microbatches > 1
@@ -199,23 +172,17 @@ class _Device:
     @property
     def saved(self) -> float:
         """Bytes that are kept for the backward pass: with stages, in the slots of the ring and in the one at work."""
-        config, chunks = self.config, self.config.parallel.chunks
+        config = self.config
         if self.mesh["pipe"] == 1:
             each = (stack.layers * saved_per_layer(config, self.mesh, stack) for stack in self.stacks)
-            return sum(each) + self.width * self.tokens(self.stacks[-1].memory) * config.model.hidden_size
-        schedule = Interleaved1F1B(self.mesh["pipe"], chunks, self.microbatches)
-        layers = (schedule.ring_slots + 1) * schedule.layers_per_chunk(config.model.num_layers)
+            return sum(each) + self.stream(self.stacks[-1].memory)
+        layers = (self.schedule.ring_slots + 1) * self.schedule.layers_per_chunk(config.model.num_layers)
         return layers * saved_per_layer(config, self.mesh)
 
     @property
     def fused(self) -> bool:
         """Whether the attention kernel on a GPU holds no scores."""
         return choose_attention(self.config, "gpu", batch_arrays(self.config.model, self.config.data)).name == "cudnn"
-
-    @property
-    def heads(self) -> float:
-        """N of this device."""
-        return self.config.model.num_heads / (1 if self.config.parallel.whole_heads else self.mesh["tensor"])
 
     def scores_saved(self, stack: Stack) -> float:
         """Bytes of a query token that the attention kernel keeps if nothing is recomputed."""
@@ -287,7 +254,8 @@ class _Device:
 
 def logits_bytes(config: Config, mesh: Mapping[str, int]) -> int:
     """fp32 logits [B, S, V] of a micro batch, were they held all at once; their gradient is as large again."""
-    tokens = config.train.micro_batch_size * stacks(config)[-1].sequence // mesh["context"]
+    device = Device(config, mesh)
+    tokens = int(device.tokens(device.stacks[-1].sequence))
     return 4 * tokens * config.model.padded_vocab_size // (mesh["pipe"] * mesh["tensor"])
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from megajax.config.config import Config
 from megajax.config.model import ModelConfig
 from megajax.config.train import ACTIVATION_NAMES
+from megajax.costs.device import Device
 from megajax.costs.hardware import Gpu
 from megajax.costs.memory import saved_per_layer
 from megajax.costs.stacks import Stack, expert_load
@@ -40,6 +41,18 @@ class Cut:
     """S."""
     encoded: int
     """Tokens of a sample of the encoder's output that the layer looks at; 0 = none."""
+    tokens: float
+    """T."""
+    encoded_tokens: float
+    """T of the encoder's output."""
+    heads: float
+    """N on this device."""
+    kv_heads: float
+    """K on this device."""
+    stream: float
+    """Bytes of the residual stream [T, D], whole over `tensor`."""
+    stream_ways: int
+    """Ways that it is cut over `tensor`."""
     tensor: int
     context: int
     expert: int
@@ -56,8 +69,8 @@ class Cut:
 
     @classmethod
     def of(cls, config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer, stack: Stack) -> Cut:
-        """That of a configuration with a known vocabulary on a mesh, in one of its stacks."""
-        copied = 0.0
+        """Return the share of a configuration with a known vocabulary on a mesh, in a layer of one of its stacks."""
+        device, copied = Device(config, mesh), 0.0
         if trainer.scans_layers:
             kernel = choose_attention(config, "gpu", batch_arrays(config.model, config.data)).name
             copied = _copied(config, mesh, stack)
@@ -70,6 +83,12 @@ class Cut:
             samples=config.train.micro_batch_size,
             sequence=stack.sequence,
             encoded=stack.memory,
+            tokens=device.tokens(stack.sequence),
+            encoded_tokens=device.tokens(stack.memory),
+            heads=device.heads,
+            kv_heads=device.kv_heads,
+            stream=device.stream(stack.sequence),
+            stream_ways=device.stream_ways,
             tensor=mesh["tensor"],
             context=mesh["context"],
             expert=mesh["expert"],
@@ -83,39 +102,19 @@ class Cut:
         )
 
     @property
-    def tokens(self) -> float:
-        """T."""
-        return self.samples * self.sequence / self.context
-
-    @property
     def own_tokens(self) -> float:
-        """Those whose residual stream lies on this device."""
-        return self.tokens / (self.tensor if self.sequence_parallel else 1)
-
-    @property
-    def stream(self) -> float:
-        """Bytes of the residual stream [T, D], whole over `tensor`."""
-        return WIDTH[self.numbers] * self.tokens * self.model.hidden_size
+        """Tokens whose residual stream lies on this device."""
+        return self.tokens / self.stream_ways
 
     @property
     def residual(self) -> float:
-        """Bytes of it on this device."""
-        return self.stream / (self.tensor if self.sequence_parallel else 1)
+        """Bytes of the residual stream on this device."""
+        return self.stream / self.stream_ways
 
     @property
     def products(self) -> Numbers:
         """Numbers that the blocks' matrix products take."""
         return "fp8" if self.trainer.fp8 else self.numbers
-
-    @property
-    def heads(self) -> float:
-        """N on this device."""
-        return self.model.num_heads / (1 if self.whole_heads else self.tensor)
-
-    @property
-    def kv_heads(self) -> float:
-        """K on this device."""
-        return self.model.kv_heads / (1 if self.whole_heads else self.tensor)
 
     @property
     def weights(self) -> LayerWeights:
@@ -213,10 +212,9 @@ def products(cut: Cut) -> tuple[Product, ...]:
         Product("attention_residual", False, q, D, add + cast * q, T, cut.whole_heads),
     ]
     if cut.encoded:
-        encoded = cut.samples * cut.encoded / cut.context
         made += [
             Product("qkv", True, D, q, norm, T, cut.whole_heads),
-            Product("qkv", True, D, 2 * q, 0, encoded, cut.whole_heads, encoded=True),
+            Product("qkv", True, D, 2 * q, 0, cut.encoded_tokens, cut.whole_heads, encoded=True),
             Product("attention_residual", False, q, D, add, T, cut.whole_heads),
         ]
     units = model.shared_ffn_size if model.experts else model.ffn_size

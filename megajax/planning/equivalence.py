@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from megajax.config import Config, ParallelConfig
-from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.config.parallel import fit_vocabulary
 from megajax.models.families import batch_arrays
 from megajax.models.losses import coefficients, objective
 from megajax.models.parameters import join_layers, named_leaves
@@ -95,8 +95,7 @@ class Compiled(NamedTuple):
 def compile_layout(config: Config) -> Compiled:
     """Build a layout on the first devices that there are; all of its sizes are numbers."""
     parallel, train = config.parallel, config.train
-    sizes = {axis: getattr(parallel, axis) for axis in AXES}
-    mesh = build_mesh(sizes, jax.devices()[: prod(sizes.values())])
+    mesh = build_mesh(parallel.sizes, jax.devices()[: prod(parallel.sizes.values())])
     rules = Rules.of(mesh, parallel, config.model)
     samples = train.samples or (train.steps or 1) * train.global_batch_size
     schedule = Schedule.from_config(config.optim, samples, train.global_batch_size)

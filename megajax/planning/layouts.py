@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import product
-from math import gcd, prod
+from math import gcd
 from typing import Literal
 
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
 from megajax.config import Config, InputError, ModelConfig, ParallelConfig, check_config
-from megajax.config.parallel import AXES, REPLICAS, fit_vocabulary
+from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.costs.device import Device
 from megajax.models.families import build_model
 from megajax.models.model import Model
 from megajax.parallel.rules import Rules
@@ -60,7 +61,7 @@ def legality(model: ModelConfig, devices: int) -> Callable[[Config], bool]:
             check_config(layout)
         except InputError:
             return False
-        return divides(tuple(_size(layout, axis) for axis in AXES), layout.parallel.zero, layout.parallel.whole_heads)
+        return divides(tuple(layout.parallel.sizes.values()), layout.parallel.zero, layout.parallel.whole_heads)
 
     return is_legal
 
@@ -83,14 +84,14 @@ def _abstract_weights(model: ModelConfig) -> Model:
 
 def microbatches(layout: Config) -> int:
     """M, the microbatches of a global batch."""
-    train = layout.train
-    return train.global_batch_size // (train.micro_batch_size * prod(_size(layout, axis) for axis in REPLICAS))
+    return Device.of(layout).microbatches
 
 
 def layout_name(layout: Config) -> str:
     """What distinguishes a layout, in words: `pipe=2 data=4 remat=full microbatches=2`."""
     parallel, remat = layout.parallel, layout.train.remat
-    words: dict[str, object] = {key: _size(layout, key) for key in (*AXES, "chunks") if _size(layout, key) > 1}
+    sizes = {**parallel.sizes, "chunks": parallel.chunks}
+    words: dict[str, object] = {key: size for key, size in sizes.items() if size > 1}
     if parallel.zero:
         words["zero"] = parallel.zero
     if parallel.tensor > 1:
@@ -104,15 +105,11 @@ def layout_name(layout: Config) -> str:
     return " ".join(f"{key}={value}" for key, value in words.items())
 
 
-def _size(layout: Config, key: str) -> int:
-    return getattr(layout.parallel, key)
-
-
 def layouts_on(config: Config, mesh: Mapping[str, int], sequence_parallel: Sequence[bool]) -> Iterator[Config]:
     """Chunks per stage, ZeRO, and the given choices of sequence parallelism on a mesh, legal or not."""
     chunks = _divisors(config.model.num_layers // mesh["pipe"]) if mesh["pipe"] > 1 else [1]
     zero: tuple[Literal[0, 1], ...] = (0, 1) if mesh["data"] > 1 else (0,)
-    samples = config.train.global_batch_size // prod(mesh[axis] for axis in REPLICAS)
+    samples = Device(config, mesh).samples
     ring = config.train.attention == "ring" and mesh["context"] == 1
     train = replace(
         config.train,

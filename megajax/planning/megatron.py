@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import prod
 
 from megajax.config import Config, InputError
+from megajax.costs.device import Device
 from megajax.costs.memory import StageMemory
 from megajax.costs.weights import model_leaves
 from megajax.models.families import model_class
@@ -74,7 +75,7 @@ def megatron_memory(
     Raises:
         InputError: `train.remat` names activations.
     """
-    parameters = stage_parameters(config, mesh, stage)
+    device, parameters = Device(config, mesh), stage_parameters(config, mesh, stage)
     at_rest = parameters / (mesh["data"] if config.parallel.zero else 1)
     activations = layers_in_flight(config, mesh, stage) * layer_activations(config, mesh, practice)
     return StageMemory(
@@ -82,9 +83,9 @@ def megatron_memory(
         optimizer=practice.moments * at_rest,
         gradients=practice.gradients * parameters,
         compute_copy=2 * parameters,
-        activations=activations + (_embedding_masks(config, mesh) if stage == 0 else 0),
-        logits=_logits(config, mesh, practice) if stage == mesh["pipe"] - 1 else 0,
-        workspace=_recomputed(config, mesh, practice),
+        activations=activations + (_embedding_masks(device) if stage == 0 else 0),
+        logits=_logits(device, practice) if stage == mesh["pipe"] - 1 else 0,
+        workspace=_recomputed(device, practice),
     )
 
 
@@ -135,7 +136,7 @@ def layers_in_flight(config: Config, mesh: Mapping[str, int], stage: int) -> int
 
     With v chunks the first stage holds (1 + (P - 1) / P v) L of them (2205.05198, section 4.2.3), if M is large enough.
     """
-    stages, chunks, microbatches = mesh["pipe"], config.parallel.chunks, _microbatches(config, mesh)
+    stages, chunks, microbatches = mesh["pipe"], config.parallel.chunks, Device(config, mesh).microbatches
     layers = -(-config.model.num_layers // (stages * chunks))
     if chunks == 1:
         return layers * min(microbatches, stages - stage)
@@ -144,67 +145,59 @@ def layers_in_flight(config: Config, mesh: Mapping[str, int], stage: int) -> int
 
 def layer_activations(config: Config, mesh: Mapping[str, int], practice: Practice = MEGATRON_LM) -> float:
     """Bytes that one layer and microbatch keep for the backward pass (2205.05198, table 2)."""
-    remat = config.train.remat
+    device, remat = Device(config, mesh), config.train.remat
     if remat not in ("none", "selective", "full"):
         raise InputError("train.remat names activations, Megatron-LM cannot: choose none, selective or full")
     if remat == "full":
-        return _tokens(config, mesh) * 2 * config.model.hidden_size / _sequence_ways(config, mesh)
-    return _outside_core(config, mesh, practice) + (_core(config, mesh) if remat == "none" else 0)
+        return _tokens(device) * 2 * config.model.hidden_size / device.stream_ways
+    return _outside_core(device, practice) + (_core(device) if remat == "none" else 0)
 
 
-def _outside_core(config: Config, mesh: Mapping[str, int], practice: Practice) -> float:
-    model = config.model
+def _outside_core(device: Device, practice: Practice) -> float:
+    """Bytes outside the attention core."""
+    model = device.config.model
     q, k = model.num_heads * model.head_size, model.kv_heads * model.head_size
     dropout = 2 * (model.hidden_dropout > 0)  # masks of a byte, after attention and MLP
     norms, inputs = 4 * model.hidden_size, 4 * model.hidden_size  # what both norms start from, and what they give
-    ways = _sequence_ways(config, mesh)
+    ways = device.stream_ways
     stream = norms / ways + inputs / (1 if practice.keeps_gathered else ways) + dropout * model.hidden_size / ways
     grouped = 2 * q * (k < q)  # the queries once more, contiguous; next to one another they need no copy
     mlp = (practice.swiglu if model.gated else 4) * model.ffn_size
     inside = 2 * (q + 2 * k) + grouped + 2 * q + mlp
-    return _tokens(config, mesh) * (stream + inside / mesh["tensor"])
+    return _tokens(device) * (stream + inside / device.mesh["tensor"])
 
 
-def _core(config: Config, mesh: Mapping[str, int]) -> float:
+def _core(device: Device) -> float:
     """Softmax of the scores, 16 bits each, and if there is dropout its mask and result; nothing in flash attention."""
-    if config.train.attention != "xla":
+    if device.config.train.attention != "xla":
         return 0
-    model, sequence = config.model, config.data.seq_length
+    model, sequence = device.config.model, device.config.data.seq_length
     score = 5 if model.attention_dropout > 0 else 2
-    return _tokens(config, mesh) * score * model.num_heads * sequence / mesh["tensor"]
+    return _tokens(device) * score * model.num_heads * sequence / device.mesh["tensor"]
 
 
-def _recomputed(config: Config, mesh: Mapping[str, int], practice: Practice) -> float:
+def _recomputed(device: Device, practice: Practice) -> float:
     """Activations of the one layer that is being recomputed."""
-    remat, core = config.train.remat, _core(config, mesh)
-    return {"none": 0, "selective": core, "full": core + _outside_core(config, mesh, practice)}[str(remat)]
+    remat, core = device.config.train.remat, _core(device)
+    return {"none": 0, "selective": core, "full": core + _outside_core(device, practice)}[str(remat)]
 
 
-def _embedding_masks(config: Config, mesh: Mapping[str, int]) -> float:
+def _embedding_masks(device: Device) -> float:
     """Dropout masks of the embedding, a byte each, of the microbatches in flight on the first stage."""
-    if config.model.hidden_dropout == 0:
+    model = device.config.model
+    if model.hidden_dropout == 0:
         return 0
-    in_flight = min(_microbatches(config, mesh), mesh["pipe"])
-    return in_flight * _tokens(config, mesh) * config.model.hidden_size / _sequence_ways(config, mesh)
+    in_flight = min(device.microbatches, device.mesh["pipe"])
+    return in_flight * _tokens(device) * model.hidden_size / device.stream_ways
 
 
-def _logits(config: Config, mesh: Mapping[str, int], practice: Practice) -> float:
+def _logits(device: Device, practice: Practice) -> float:
     """Logits of a microbatch, and what final norm and output matrix start from."""
-    model = config.model
+    model = device.config.model
     assert model.vocab_size is not None
-    stream = 4 * model.hidden_size / _sequence_ways(config, mesh)
-    return _tokens(config, mesh) * (stream + practice.logits * model.vocab_size / mesh["tensor"])
+    stream = 4 * model.hidden_size / device.stream_ways
+    return _tokens(device) * (stream + practice.logits * model.vocab_size / device.mesh["tensor"])
 
 
-def _microbatches(config: Config, mesh: Mapping[str, int]) -> int:
-    train = config.train
-    return train.global_batch_size // (train.micro_batch_size * mesh["data"] * mesh["fsdp"])
-
-
-def _tokens(config: Config, mesh: Mapping[str, int]) -> float:
-    return config.train.micro_batch_size * config.data.seq_length / mesh["context"]
-
-
-def _sequence_ways(config: Config, mesh: Mapping[str, int]) -> int:
-    """Parts of the residual stream."""
-    return mesh["tensor"] if config.parallel.sequence_parallel else 1
+def _tokens(device: Device) -> float:
+    return device.tokens(device.config.data.seq_length)

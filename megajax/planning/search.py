@@ -17,7 +17,8 @@ from itertools import groupby
 from typing import Literal
 
 from megajax.config import Config, InputError, ParallelConfig
-from megajax.config.parallel import REPLICAS, fit_vocabulary
+from megajax.config.parallel import fit_vocabulary
+from megajax.costs.device import Device
 from megajax.costs.hardware import Gpu
 from megajax.costs.memory import GIB, heaviest
 from megajax.planning.layouts import layouts_on, legality, meshes
@@ -80,9 +81,8 @@ def _layouts(config: Config, mesh: Mapping[str, int], is_legal: Callable[[Config
         return
     if not is_legal(config):  # then nothing is that asks for more
         return
-    samples = config.train.global_batch_size // math.prod(mesh[axis] for axis in REPLICAS)
     for size in MICRO_BATCHES:
-        if samples % size == 0:
+        if Device(config, mesh).samples % size == 0:
             sized = replace(config, train=replace(train, micro_batch_size=size))
             yield from filter(is_legal, layouts_on(sized, mesh, (sequence_parallel,)))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any, Literal
 
 import jax
@@ -17,7 +16,8 @@ from jax.sharding import Mesh
 from megajax.config.base import InputError
 from megajax.config.checks import check_config
 from megajax.config.config import Config
-from megajax.config.parallel import REPLICAS, fit_vocabulary
+from megajax.config.parallel import fit_vocabulary
+from megajax.costs.device import Device
 from megajax.costs.flops import count_flops
 from megajax.costs.hardware import Peak, table_peak
 from megajax.costs.memory import describe_logits, state_bytes
@@ -29,7 +29,6 @@ from megajax.models.families import model_class
 from megajax.observe.memory import device_memory
 from megajax.observe.throughput import Throughput, measured_matmul_peak
 from megajax.parallel.kernels import Kernel
-from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.training.run_directory import RunDirectory
 from megajax.training.schedule import Schedule, Stretch
 
@@ -170,12 +169,10 @@ def announce(
 
 
 def _pipeline(config: Config, mesh: Mesh) -> str:
-    train, parallel = config.train, config.parallel
-    microbatches = train.global_batch_size // (train.micro_batch_size * prod(mesh.shape[axis] for axis in REPLICAS))
-    schedule = Interleaved1F1B(parallel.pipe, parallel.chunks, microbatches)
-    few = "; fewer microbatches than stages leave stages idle" if microbatches < parallel.pipe else ""
+    schedule = Device(config, mesh.shape).schedule
+    few = "; fewer microbatches than stages leave stages idle" if schedule.microbatches < schedule.stages else ""
     return (
-        f"{parallel.pipe} stages x {parallel.chunks} chunks, {microbatches} microbatches: "
+        f"{schedule.stages} stages x {schedule.chunks} chunks, {schedule.microbatches} microbatches: "
         f"bubble {schedule.bubble_fraction:.0%} of the ideal time{few}"
     )
 
