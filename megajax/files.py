@@ -1,4 +1,4 @@
-"""Files that appear under their name complete, or not at all."""
+"""Files that appear under their name complete, or not at all, and files that one process at a time may hold."""
 
 from __future__ import annotations
 
@@ -8,34 +8,41 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 from uuid import uuid4
 
 from megajax.config.base import InputError
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open `path` for writing under a temporary name beside it, and rename when the block ends without an error.
 
-    What has the name is on the disk, be the power cut the next moment. Concurrent writers of the same path do not
-    disturb each other: the last one to finish wins.
+    Concurrent writers of the same path do not disturb each other: the last one to finish wins.
+
+    Args:
+        path: the name that the file gets.
+        durable: what has the name is on the disk, be the power cut the next moment. Without it nobody waits for the
+            disk, and the file before may come back then.
     """
     temporary = path
     try:
         while True:
             temporary = path.with_name(f".{path.name}.{uuid4().hex}")
             file = temporary.open("xb", 1 << 20)
-            _lock(file)
+            with suppress(OSError):  # a file system without locks
+                _hold(file)
             if temporary.exists():
                 break
             file.close()  # taken for a leftover before it was locked
         with file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        if durable:
+            _sync_folder(path.parent)
     except BaseException:
         if temporary != path:
             temporary.unlink(missing_ok=True)
@@ -49,17 +56,34 @@ def remove_leftovers(*paths: Path) -> None:
         if not re.fullmatch(rf"\.({names})\.[0-9a-f]{{32}}", entry.name):
             continue
         with suppress(OSError), entry.open("rb") as file:  # somebody else may have been quicker
-            if _lock(file):
-                entry.unlink()
+            _hold(file)
+            entry.unlink()
 
 
-def _lock(file: BinaryIO) -> bool:
-    """Hold a file until it is closed; False if another process holds it, or the file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+@contextmanager
+def held_alone(path: Path, busy: Exception) -> Iterator[None]:
+    """Hold the lock file `path`; the system lets go of it when this process ends, however it ends.
+
+    Raises:
+        OSError: it cannot be written, or the file system has no locks.
+        Exception: `busy`, where another process holds it.
+    """
+    with path.open("w") as file:
+        try:
+            _hold(file)
+        except BlockingIOError:
+            raise busy from None
+        yield
+
+
+def _hold(file: IO[Any]) -> None:
+    """Hold a file until it is closed.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: the file system has no locks.
+    """
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _sync_folder(folder: Path) -> None:

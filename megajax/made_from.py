@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from megajax.config.base import InputError
+from megajax.files import atomic_write
 
 log = logging.getLogger(__name__)
 
@@ -148,9 +148,8 @@ def _look(path: str | Path, known: Source | None) -> Source:
 
 def _write(record: Path, content: Any) -> None:
     record.parent.mkdir(parents=True, exist_ok=True)
-    temporary = record.with_name(f".{record.name}.{uuid.uuid4().hex}")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(record)
+    with atomic_write(record) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())
 
 
 def _names(paths: Any) -> str:

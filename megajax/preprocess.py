@@ -37,7 +37,7 @@ _TOKENIZER_TYPES = get_args(get_type_hints(TokenizerConfig)["type"])
 def main(argv: list[str]) -> None:
     """Run the command line and say on stdout what was written."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    logging.getLogger("megajax.data").setLevel(logging.INFO)
+    logging.getLogger("megajax").setLevel(logging.INFO)
     args = _parser().parse_args(argv)
     if args.inspect is not None:
         print(describe_token_files(args.inspect, build_tokenizer(_tokenizer(args)) if args.tokenizer_type else None))

@@ -6,7 +6,6 @@ then merged in order: the disk needs room for the tokens twice. The same command
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import re
 import shutil
@@ -19,12 +18,13 @@ from typing import Literal
 
 from megajax.config.base import InputError
 from megajax.config.data import TokenizerConfig
-from megajax.corpus.progress import Progress
 from megajax.corpus.readers import read_part, whole
 from megajax.corpus.shards import Counts, Job, Options, Shard, plan_shards
 from megajax.corpus.token_files import merge_token_files
 from megajax.corpus.workers import make_shards
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
+from megajax.files import held_alone
+from megajax.observe.progress import InputProgress
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def _make_missing_shards(job: Job, shards: Sequence[Shard], workers: int) -> Non
     total, left = (sum(shard.size for shard in some) for some in (dict.fromkeys(shards), missing))
     if left < total:
         log.info("%s: continuing, %.0f%% is there already", job.directory, 100 - 100 * left / total)
-    with Progress(total, done=total - left) as progress:
+    with InputProgress(total, done=total - left) as progress:
         make_shards(job, missing, workers, progress.advance)
 
 
@@ -185,7 +185,8 @@ def _working_directory(job: Job, shards: Sequence[Shard]) -> Iterator[None]:
                 raise InputError(
                     f"{job.directory} is for unfinished shards and holds {path.name}: choose another --output-prefix"
                 )
-        with _locked(job.directory):
+        busy = InputError(f"{job.directory}: another process is at work there; wait for it to end")
+        with held_alone(job.directory / _LOCK, busy):
             try:
                 _tidy(job, shards)
                 yield
@@ -198,16 +199,6 @@ def _working_directory(job: Job, shards: Sequence[Shard]) -> Iterator[None]:
     finally:
         if not keep:
             shutil.rmtree(job.directory)
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    with (directory / _LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{directory}: another process is at work there; wait for it to end") from None
-        yield
 
 
 def _tidy(job: Job, shards: Sequence[Shard]) -> bool:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from megajax.config.base import InputError
-from megajax.corpus.progress import Progress
+from megajax.observe.progress import InputProgress
 
 TextDocuments = Literal["file", "line"]
 _BUFFER = 1 << 20
@@ -189,7 +189,7 @@ def read_documents(paths: Iterable[str | Path], key: str = "text") -> Iterator[s
         InputError: a file cannot be read or a record has no text.
     """
     parts = [whole(path) for path in paths]
-    with Progress(sum(part.end for part in parts)) as progress:
+    with InputProgress(sum(part.end for part in parts)) as progress:
         for part in parts:
             position = 0
             for record in read_part(part, [key]):

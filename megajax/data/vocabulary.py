@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -120,7 +120,8 @@ class VocabularyScan:
         if ends is None:
             self._unknown.append(indexed)
         for found in ends or []:
-            self._check(indexed, found)
+            if not 0 <= found.token < self._vocab_size:
+                self._refuse(indexed, found)
 
     def start(self, share: tuple[int, int] = (0, 1)) -> None:
         """Look through the beginnings of all files that have no note, which is all of them if they are small.
@@ -159,13 +160,10 @@ class VocabularyScan:
 
     def _look(self, indexed: TokenFile, start: int, stop: int) -> None:
         tokens = indexed.span(start, stop)
-        for token in {int(tokens.min()), int(tokens.max())} if len(tokens) else ():
-            if not 0 <= token < self._vocab_size:
-                self._check(indexed, Found(token, start + int(np.argmax(tokens == token))))
+        for token in _strays(tokens, self._vocab_size):
+            self._refuse(indexed, Found(token, start + int(np.argmax(tokens == token))))
 
-    def _check(self, indexed: TokenFile, found: Found) -> None:
-        if 0 <= found.token < self._vocab_size:
-            return
+    def _refuse(self, indexed: TokenFile, found: Found) -> NoReturn:
         sequence = np.searchsorted(indexed.pointers, found.place * indexed.dtype.itemsize, side="right") - 1
         document = np.searchsorted(indexed.document_index, sequence, side="right") - 1
         raise _outside(indexed.bin_path, found.token, self._vocab_size, f" (document {document})")
@@ -180,9 +178,14 @@ def _pieces(spans: Iterable[tuple[TokenFile, int, int]]) -> Iterator[tuple[Token
 
 def check_vocabulary(tokens: np.ndarray, vocab_size: int, path: Path) -> None:
     """Refuse ids, read from the file `path`, that a vocabulary does not have."""
-    for token in (int(tokens.max(initial=0)), int(tokens.min(initial=0))):
-        if not 0 <= token < vocab_size:
-            raise _outside(path, token, vocab_size)
+    for token in _strays(tokens, vocab_size):
+        raise _outside(path, token, vocab_size)
+
+
+def _strays(tokens: np.ndarray, vocab_size: int) -> list[int]:
+    """Return the largest and the smallest token if a vocabulary does not have them."""
+    ends = (int(tokens.max(initial=0)), int(tokens.min(initial=0)))
+    return [token for token in ends if not 0 <= token < vocab_size]
 
 
 def _outside(path: Path, token: int, vocab_size: int, where: str = "") -> InputError:

@@ -30,6 +30,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from megajax.files import atomic_write, remove_leftovers
+
 log = logging.getLogger(__name__)
 
 IN_STEPS = ("start", "input", "host", "device")
@@ -149,6 +151,7 @@ class Ledger:
         self._path = path
         self._meter = Meter(clock)
         self._written = -math.inf
+        remove_leftovers(path)
         self.starts = _load(path)
         self._begin(resumed, time.time() - sum(clock.seconds.values()))
 
@@ -169,10 +172,9 @@ class Ledger:
         for cause, spent in self._meter.read().items():
             seconds[cause] = seconds.get(cause, 0.0) + spent
         whole = {"goodput": goodput(self.starts), "seconds": spending(self.starts)}
-        temporary = self._path.with_suffix(".tmp")
         text = json.dumps(whole | {"starts": [asdict(start) for start in self.starts]}, indent=1)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self._path)
+        with atomic_write(self._path, durable=False) as file:  # every second: no disk is worth waiting for
+            file.write(text.encode())
         self._written = time.monotonic()
 
     def _begin(self, resumed: int, began: float) -> None:

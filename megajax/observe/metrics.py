@@ -25,6 +25,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from megajax.config.base import InputError
 from megajax.config.train import LogConfig
+from megajax.files import atomic_write
 
 Scalars = dict[str, float]
 
@@ -98,8 +99,7 @@ def _finite(scalars: Scalars) -> dict[str, float | None]:
 def _truncate_after(path: Path, last_step: int) -> list[object]:
     """Drop the records of later steps, and a last line that a crash tore; step and scalars' names of the last one."""
     last: list[object] = []
-    shorter = path.with_suffix(".tmp")
-    with path.open("rb") as old, shorter.open("wb") as new:
+    with path.open("rb") as old, atomic_write(path) as new:
         for number, line in enumerate(old, start=1):
             if not line.endswith(b"\n"):
                 break
@@ -111,7 +111,6 @@ def _truncate_after(path: Path, last_step: int) -> list[object]:
             if step <= last_step:
                 new.write(line)
                 last = [step, *names]
-    shorter.replace(path)
     return last
 
 

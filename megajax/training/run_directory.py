@@ -14,12 +14,11 @@ The directory holds all that generation, evaluation and export need, and can be 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from megajax.config.run_files import CAME_WITH_MODEL, CONFIG, IDENTITY, TOKENIZE
 from megajax.config.switches import ignored_keys
 from megajax.config.train import CheckpointConfig
 from megajax.data.blend import parse_data_path
+from megajax.files import atomic_write, held_alone, remove_leftovers
 
 log = logging.getLogger(__name__)
 
@@ -130,20 +130,13 @@ class RunDirectory:
             yield
             return
         files = (path for path in self.path.rglob("*") if path.is_file())
-        if not self.config_file.exists() and any(path.stem != "config" for path in files):
+        if not self.config_file.exists() and any(path.name.lstrip(".").split(".")[0] != "config" for path in files):
             raise InputError(f"{self.path} holds files but no run (no config.yaml): choose another output_dir")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = self.path.joinpath("config.lock").open("w")
-        except OSError as error:
-            raise InputError(f"output_dir {self.path} cannot be written ({error.strerror}): choose another") from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise NotReady(
-                    f"another process is training into {self.path}: wait for it, or choose another output_dir"
-                ) from None
+        busy = NotReady(f"another process is training into {self.path}: wait for it, or choose another output_dir")
+        with ExitStack() as held:
+            with self._writing():
+                self.path.mkdir(parents=True, exist_ok=True)
+                held.enter_context(held_alone(self.path / "config.lock", busy))
             yield
 
     def claim(self, config: Config) -> None:
@@ -192,10 +185,15 @@ class RunDirectory:
         return replace(config, cluster=ClusterConfig())
 
     def _write(self, file: Path, text: str) -> None:
-        temporary = self.config_file.with_suffix(".tmp")
+        with self._writing():
+            remove_leftovers(file)
+            with atomic_write(file) as new:
+                new.write(text.encode())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(file)
+            yield
         except OSError as error:
             raise InputError(f"output_dir {self.path} cannot be written ({error.strerror}): choose another") from error
 

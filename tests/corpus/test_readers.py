@@ -1,7 +1,6 @@
 import bz2
 import gzip
 import json
-import logging
 import lzma
 import os
 import tarfile
@@ -12,7 +11,6 @@ from types import ModuleType
 import pytest
 
 from megajax.config import InputError
-from megajax.corpus.progress import Progress
 from megajax.corpus.readers import Part, can_be_cut, input_files, optional, read_documents, read_part, whole
 
 RECORDS = b'{"text": "one"}\n{"text": "two"}\n'
@@ -167,21 +165,6 @@ def test_only_files_with_lines_are_cut():
 def test_missing_library_is_named():
     with pytest.raises(InputError, match=r"a\.zst: reading it needs no_such_module: pip install 'megajax\[data\]'"):
         optional("no_such_module", "a.zst: reading it")
-
-
-def test_progress_tells_rate_and_time_left(caplog, monkeypatch):
-    """Four of ten megabytes were there before; two more in a second leave two seconds."""
-    caplog.set_level(logging.INFO)
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    with Progress(10_000_000, done=4_000_000) as progress:
-        clock[0] = 101.0
-        progress.advance(2_000_000, documents=300)
-        assert str(progress) == "60%, 300 documents (300/s, 2.0 MB/s), 0:00:02 left"
-        assert not caplog.messages
-        clock[0] = 110.0
-        progress.advance(3_000_000, documents=200)
-    assert caplog.messages == ["90%, 500 documents (50/s, 0.5 MB/s), 0:00:02 left"]
 
 
 def test_lists_of_texts_only_where_asked_for(tmp_path: Path):
