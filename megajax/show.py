@@ -24,6 +24,7 @@ from rich.table import Table
 from megajax.config import Config, InputError, check_batch, check_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.config.parallel import AXES
+from megajax.costs.device import Device
 from megajax.costs.weights import parameter_count
 from megajax.files import write_text
 from megajax.interop.init_from import start_of
@@ -32,7 +33,6 @@ from megajax.parallel.pipeline.schedule import Schedule, interleaved
 from megajax.parallel.rules import Rule, Rules
 from megajax.planning.drawing import draw_svg, draw_text
 from megajax.planning.explain import causes
-from megajax.planning.layouts import microbatches
 from megajax.planning.plan import with_vocabulary
 from megajax.training.state import TrainState, init_state, optimizer_for
 
@@ -128,7 +128,7 @@ def schedule_of(config: Config, devices: int | None = None) -> Schedule:
     data = _mesh_sizes(config, devices)["data"]
     check_batch(config, data)
     config = replace(config, parallel=replace(config.parallel, data=data))
-    return interleaved(config.parallel.pipe, config.parallel.chunks, microbatches(config))
+    return interleaved(config.parallel.pipe, config.parallel.chunks, Device.of(config).microbatches)
 
 
 def _mesh_sizes(config: Config, devices: int | None) -> dict[str, int]:

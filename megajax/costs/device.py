@@ -1,9 +1,17 @@
-"""What one device works on in a step: its part of the batch, of the sequence, of the heads and of the layers.
+"""What one device works on in a step: its part of the batch, of the sequence, of the heads, layers and experts.
 
 All costs are derived from these few facts. A configuration says what is trained, a mesh on how many devices.
 
-Letters: B samples of a micro batch, S sequence, T = B S / context tokens of a device, N heads, K kv heads, L layers;
-P stages, v chunks per stage, M microbatches.
+A stack is what one scan runs: all layers of a decoder or of BERT; T5 has two, of which the second looks at what the
+first one made.
+
+The load of a mixture is taken to be balanced: of the T k assignments that a device's experts see together, T k / E are
+each expert's. They are worked through in whole blocks of `models.experts.block_rows`, so that an expert computes
+ceil(T k / E R) R rows. What a router really chooses changes the time of a step, but nothing that is sent or held.
+
+Letters: B samples of a micro batch, S sequence, T = B S / context tokens of a device (of experts: of all devices along
+`expert`), N heads, K kv heads, L layers, k experts of a token, E experts, R rows of a block; P stages, v chunks per
+stage, M microbatches.
 """
 
 from __future__ import annotations
@@ -11,10 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from megajax.config.config import Config
+from megajax.config.model import ModelConfig
 from megajax.config.parallel import AXES, REPLICAS
-from megajax.costs.stacks import stacks
+from megajax.models.experts import block_rows
+from megajax.models.families import model_class
 from megajax.models.model import Stack
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 
@@ -79,7 +90,7 @@ class Device:
     @property
     def stacks(self) -> tuple[Stack, ...]:
         """Stacks of layers, in the order in which they run; a pipeline cuts the last one."""
-        return stacks(self.config)
+        return model_class(self.config.model).stacks(self.config.model, self.config.data)
 
     @property
     def layers(self) -> int:
@@ -95,3 +106,55 @@ class Device:
     def stride(self, axis: str) -> int:
         """Count the devices from one member of a group over `axis` to the next."""
         return math.prod(self.mesh[inner] for inner in AXES[AXES.index(axis) + 1 :])
+
+    @property
+    def load(self) -> Load | None:
+        """What each expert of a mixture does for a microbatch; None = the model is no mixture."""
+        if not self.config.model.experts:
+            return None
+        return expert_load(self.config.model, self.tokens(self.stacks[-1].sequence) * self.mesh["expert"])
+
+
+class Load(NamedTuple):
+    """What each expert of a mixture does for a microbatch, in every layer."""
+
+    tokens: float
+    """Assignments of an expert, T k / E."""
+    blocks: int
+    """Blocks that it works through, the last one perhaps half empty."""
+    block_rows: int
+    """R."""
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        rows = self.blocks * self.block_rows
+        return (
+            f"balanced load: {self.tokens:,.0f} tokens each in a microbatch, computed in {self.blocks} blocks of "
+            f"{self.block_rows} rows ({rows / self.tokens - 1:.0%} padding); forward once more in the backward pass, "
+            "whatever train.remat is"
+        )
+
+
+def expert_load(model: ModelConfig, tokens: float) -> Load:
+    """Return the load of an expert, given the tokens T of all devices along `expert`."""
+    rows, mean = block_rows(int(tokens), model), tokens * model.experts_per_token / model.experts
+    return Load(mean, math.ceil(mean / rows), rows)
+
+
+def head_matrices(model: ModelConfig) -> int:
+    """Count the [D, D] matrices beside the tables, which every device has whole: BERT's transform, and its pooler."""
+    return model_class(model).head_matrices(model)
+
+
+def lookups(model: ModelConfig) -> int:
+    """Count how often a microbatch is looked up in the embedding: by an encoder and by a decoder."""
+    return 2 if model_class(model).writes == "answer" else 1
+
+
+def lookups_again(model: ModelConfig, stages: int) -> int:
+    """Count how often the backward pass looks a microbatch up again.
+
+    A pipeline keeps nothing of the embedding. Lookups alone need nothing for their gradient; a norm behind them needs
+    its input.
+    """
+    return int(model.embedding_norm and stages > 1)

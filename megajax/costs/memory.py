@@ -21,11 +21,11 @@ from functools import cached_property
 
 from megajax.config import Config, InputError
 from megajax.config.train import ACTIVATION_NAMES
-from megajax.costs.device import Device
-from megajax.costs.stacks import Stack, expert_load
+from megajax.costs.device import Device, expert_load
 from megajax.costs.weights import Counts, count_weights
 from megajax.models.cross_entropy import CHUNK_LOGITS
 from megajax.models.families import batch_arrays
+from megajax.models.model import Stack
 from megajax.parallel.kernels import choose_attention
 
 GIB = 2**30

@@ -17,12 +17,12 @@ from typing import NamedTuple
 from megajax.config.config import Config
 from megajax.config.model import ModelConfig
 from megajax.config.train import ACTIVATION_NAMES
-from megajax.costs.device import Device
+from megajax.costs.device import Device, expert_load
 from megajax.costs.hardware import Gpu
 from megajax.costs.memory import saved_per_layer
-from megajax.costs.stacks import Stack, expert_load
 from megajax.costs.weights import LayerWeights, layer_weights
 from megajax.models.families import batch_arrays
+from megajax.models.model import Stack
 from megajax.parallel.kernels import choose_attention
 from megajax.planning.operations import WIDTH, Numbers, Work, gather_seconds, memory_seconds
 from megajax.planning.trainers import Trainer

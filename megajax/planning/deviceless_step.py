@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
@@ -26,19 +26,16 @@ import jax
 
 from megajax.config import Config, InputError
 from megajax.config.cli import entry_point
-from megajax.config.parallel import AXES
+from megajax.costs.device import Device
 from megajax.costs.gpu_settings import compiler_options, gpu_type
-from megajax.costs.stacks import balanced_load
 from megajax.models.families import batch_arrays
 from megajax.parallel.kernels import choose_attention
 from megajax.parallel.mesh import build_mesh, simulate_devices
-from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.parallel.rules import Rules
 from megajax.planning.collectives import Collective, Traffic, collectives
 from megajax.planning.compiled import SIMULATED, CompiledPlan, Sends
 from megajax.planning.compiled_flops import executed_flops
 from megajax.planning.deviceless import gpu_topology, has_compiler
-from megajax.planning.layouts import microbatches
 from megajax.planning.plan import Plan
 from megajax.training.batches import batch_shardings
 from megajax.training.schedule import Schedule
@@ -119,7 +116,7 @@ def compile_step(config: Config, gpu: str) -> CompiledStep:
         InputError: no such target, or no CUDA plugin to compile with.
     """
     start = time.perf_counter()
-    devices = gpu_topology(gpu, math.prod(_mesh(config).values()))
+    devices = gpu_topology(gpu, math.prod(config.parallel.sizes.values()))
     step, rules, state, batch = abstract_step(config, devices, "gpu")
     compiled = step.lower(state, batch).compile(compiler_options=compiler_options(gpu_type(gpu)))
     return CompiledStep(compiled, rules, state, batch, time.perf_counter() - start)
@@ -127,23 +124,19 @@ def compile_step(config: Config, gpu: str) -> CompiledStep:
 
 def abstract_step(config: Config, devices: Sequence[jax.Device], platform: str) -> tuple[Any, Rules, Any, Any]:
     """The jitted training step for a platform ("gpu" or "cpu"), its rules, and state and batch without numbers."""
-    rules = Rules.of(build_mesh(_mesh(config), devices), config.parallel, config.model)
+    rules = Rules.of(build_mesh(config.parallel.sizes, devices), config.parallel, config.model)
     size = config.train.global_batch_size
     arrays = batch_arrays(config.model, config.data)
     attention = choose_attention(config, platform, arrays).name
     step = build_train_step(config, rules, Schedule.from_config(config.optim, size, size), attention)
     _, abstract, shardings = build_init(config, rules)
     state = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), abstract, shardings)
-    rows = (microbatches(config), size // microbatches(config))
+    rows = (Device.of(config).microbatches, size // Device.of(config).microbatches)
     batch = {
         name: jax.ShapeDtypeStruct((*rows, *arrays[name].shape), arrays[name].dtype, sharding=at)
         for name, at in batch_shardings(rules, config).items()
     }
     return step, rules, state, batch
-
-
-def _mesh(config: Config) -> Mapping[str, int]:
-    return {axis: getattr(config.parallel, axis) for axis in AXES}
 
 
 @entry_point
@@ -155,7 +148,7 @@ def main(argv: list[str]) -> None:
     assert plan is not None
     device = compiled.rules.mesh.devices.flat[0]
     simulated = device.platform == "cpu"
-    load, share = balanced_load(config, _mesh(config)), _head_share(config)
+    load, share = Device.of(config).load, _head_share(config)
     answer = {
         "target": SIMULATED if simulated else device.device_kind,
         "memory": {
@@ -203,7 +196,7 @@ def _sends(traffic: Traffic, share: Fraction) -> Iterator[Sends]:
 
 def _head_share(config: Config) -> Fraction:
     """Of the steady ticks of a pipeline those in which a microbatch leaves it: there alone a branch multiplies."""
-    schedule = Interleaved1F1B(config.parallel.pipe, config.parallel.chunks, microbatches(config))
+    schedule = Device.of(config).schedule
     return Fraction(schedule.microbatches, schedule.steady_ticks)
 
 
@@ -219,7 +212,7 @@ def unused_inputs(compiled: CompiledStep) -> list[str]:
 
 
 def _simulate(config: Config) -> CompiledStep:
-    simulate_devices(math.prod(_mesh(config).values()))
+    simulate_devices(math.prod(config.parallel.sizes.values()))
     start = time.perf_counter()
     step, rules, state, batch = abstract_step(config, jax.devices(), "cpu")
     compiled = step.lower(state, batch).compile()

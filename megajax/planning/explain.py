@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from megajax.config import Config
-from megajax.costs.stacks import Stack, lookups, lookups_again, stacks
+from megajax.costs.device import Device, lookups, lookups_again
+from megajax.models.model import Stack
 from megajax.parallel.rules import Rule
-from megajax.planning.layouts import microbatches
 
 FP32 = 4
 
@@ -46,102 +46,96 @@ def causes(
         shape: of the whole parameter.
         rules: of its dimensions.
     """
-    layered = "layers" in (rule.logical for rule in rules)
-    of_weights = (
-        _in_a_layer(config, mesh, name, shape, rules) if layered else _outside(config, mesh, name, shape, rules)
-    )
+    device, layered = Device(config, mesh), "layers" in (rule.logical for rule in rules)
+    of_weights = _in_a_layer(device, name, shape, rules) if layered else _outside(device, name, shape, rules)
     held = prod(shape) / prod(mesh[axis] for axis in _at_rest(rules) - {"data"})  # during a step
-    sending = [*of_weights, *_once(config, mesh, held, rules), *_of_activations(config, mesh, name)]
+    sending = [*of_weights, *_once(device, held, rules), *_of_activations(device, name)]
     return [cause for cause in sending if mesh[cause.axis] > 1 and cause.count]
 
 
-def _in_a_layer(
-    config: Config, mesh: Mapping[str, int], name: str, shape: tuple[int, ...], rules: tuple[Rule, ...]
-) -> list[Cause]:
-    at_rest, stack = _at_rest(rules), _stack(config, name)
-    runs = _layer_runs(config, mesh, stack)
-    cuts = prod(mesh[axis] for axis in at_rest - {"data", "fsdp", "pipe"})
-    size = _width(config) * prod(shape) / stack.layers / cuts
+def _in_a_layer(device: Device, name: str, shape: tuple[int, ...], rules: tuple[Rule, ...]) -> list[Cause]:
+    at_rest, stack = _at_rest(rules), _stack(device, name)
+    runs = _layer_runs(device, stack)
+    cuts = prod(device.mesh[axis] for axis in at_rest - {"data", "fsdp", "pipe"})
+    size = device.width * prod(shape) / stack.layers / cuts
     gradient = Cause("gradient of a microbatch", "all-reduce", "context", runs, size)
     if "fsdp" in at_rest:
         sending = [
             Cause("weight, forward and backward", "all-gather", "fsdp", 2 * runs, size),
             replace(gradient, op="reduce-scatter", axis="fsdp"),
         ]
-        gradient = replace(gradient, bytes=size / mesh["fsdp"])
+        gradient = replace(gradient, bytes=size / device.mesh["fsdp"])
     else:
         sending = [replace(gradient, axis="fsdp")]
     sending.append(gradient)
     if "expert" not in at_rest:
         sending.append(replace(gradient, axis="expert"))
     router = name == "blocks.mlp.router"
-    if "tensor" not in at_rest and (config.parallel.sequence_parallel or router):
+    if "tensor" not in at_rest and (device.config.parallel.sequence_parallel or router):
         sending.append(replace(gradient, what=f"{gradient.what}, whose tokens are spread", axis="tensor"))
     return sending
 
 
-def _outside(
-    config: Config, mesh: Mapping[str, int], name: str, shape: tuple[int, ...], rules: tuple[Rule, ...]
-) -> list[Cause]:
+def _outside(device: Device, name: str, shape: tuple[int, ...], rules: tuple[Rule, ...]) -> list[Cause]:
     """Of a table, a matrix of the head, or the last norm."""
-    at_rest, count, single = _at_rest(rules), microbatches(config), mesh["pipe"] == 1
+    at_rest, count, single = _at_rest(rules), device.microbatches, device.mesh["pipe"] == 1
     is_table = {"vocab", "positions"} & {rule.logical for rule in rules}
-    numbers = prod(shape) / prod(mesh[axis] for axis in at_rest - {"data", "fsdp"})
+    numbers = prod(shape) / prod(device.mesh[axis] for axis in at_rest - {"data", "fsdp"})
     uses = 1
     if name == "word_embedding":
-        uses = lookups(config.model) + config.model.tied_head
-    size = (FP32 if is_table or "fsdp" not in at_rest else _width(config)) * numbers
-    what = "gradient of a microbatch" if mesh["pipe"] > 1 else "gradient, summed over the microbatches"
-    scattered = size / (mesh["fsdp"] if "fsdp" in at_rest else 1)
+        uses = lookups(device.config.model) + device.config.model.tied_head
+    size = (FP32 if is_table or "fsdp" not in at_rest else device.width) * numbers
+    what = "gradient of a microbatch" if device.mesh["pipe"] > 1 else "gradient, summed over the microbatches"
+    scattered = size / (device.mesh["fsdp"] if "fsdp" in at_rest else 1)
     summed = Cause(what, "all-reduce", "context", uses * (1 if single else count), scattered)
     sending = [summed, replace(summed, axis="expert")]
-    if name == "transform" and config.parallel.sequence_parallel:
+    if name == "transform" and device.config.parallel.sequence_parallel:
         sending.append(replace(summed, axis="tensor"))
     gradient = Cause("gradient of a microbatch", "all-reduce", "fsdp", uses * count, size)
     if name in ("encoder_bias", "decoder_bias"):  # [R, N]: what is summed are the biases [N, S, S] of the layers
-        stack = _stack(config, name)
+        stack = _stack(device, name)
         biases = FP32 * numbers / shape[0] * stack.sequence**2
-        gradient = Cause("gradient in a layer", "all-reduce", "fsdp", _layer_runs(config, mesh, stack), biases)
+        gradient = Cause("gradient in a layer", "all-reduce", "fsdp", _layer_runs(device, stack), biases)
     if "fsdp" not in at_rest:
         return [*sending, gradient]
-    again = lookups_again(config.model, mesh["pipe"]) * (name == "word_embedding")
+    again = lookups_again(device.config.model, device.mesh["pipe"]) * (name == "word_embedding")
     gathers = count * (1 if single else uses + again)
-    weight = Cause("table" if is_table else "matrix", "all-gather", "fsdp", gathers, _width(config) * numbers)
+    weight = Cause("table" if is_table else "matrix", "all-gather", "fsdp", gathers, device.width * numbers)
     return [*sending, weight, replace(gradient, op="reduce-scatter")]
 
 
-def _once(config: Config, mesh: Mapping[str, int], held: float, rules: tuple[Rule, ...]) -> list[Cause]:
+def _once(device: Device, held: float, rules: tuple[Rule, ...]) -> list[Cause]:
     """At the end of a step."""
     gradient = Cause("gradient of the step", "all-reduce", "data", 1, FP32 * held)
     if "data" not in _at_rest(rules):
         return [gradient]
-    weight = Cause("weight, for the next step", "all-gather", "data", 1, _width(config) * held)
+    weight = Cause("weight, for the next step", "all-gather", "data", 1, device.width * held)
     sending = [replace(gradient, op="reduce-scatter"), weight]
-    if mesh["fsdp"] > 1:  # at rest `data` cuts before `fsdp` does: pieces change hands over both
-        piece = (FP32 + _width(config)) * held / mesh["data"]
+    if device.mesh["fsdp"] > 1:  # at rest `data` cuts before `fsdp` does: pieces change hands over both
+        piece = (FP32 + device.width) * held / device.mesh["data"]
         sending.append(Cause("gradient and weight, put in order", "collective-permute", "data", 1, piece))
     return sending
 
 
-def _of_activations(config: Config, mesh: Mapping[str, int], name: str) -> Iterator[Cause]:
+def _of_activations(device: Device, name: str) -> Iterator[Cause]:
     """The residual stream [T, D] enters and leaves matrices and tables over `tensor` (2205.05198, figure 5)."""
-    model, spread = config.model, config.parallel.sequence_parallel
-    stack, count = _stack(config, name), microbatches(config)
-    stream = _stream(config, mesh, stack.sequence)
-    residual = stream / (mesh["tensor"] if spread else 1)
+    model, spread = device.config.model, device.config.parallel.sequence_parallel
+    stack, count = _stack(device, name), device.microbatches
+    stream = device.stream(stack.sequence)
+    residual = stream / device.stream_ways
     gather, scatter = ("all-gather", "reduce-scatter") if spread else ("all-reduce", "all-reduce")
     _, is_layer, matrix = name.partition("blocks.")
     if is_layer:
-        yield from _in_and_out(config, mesh, stack, matrix)
+        yield from _in_and_out(device, stack, matrix)
     if matrix == "attention.qkv":
-        yield from _keys(config, mesh, stack)
+        yield from _keys(device, stack)
     if name == "word_embedding":
-        for each in stacks(config):
-            looked_up = _stream(config, mesh, each.sequence)
+        for each in device.stacks:
+            looked_up = device.stream(each.sequence)
             yield Cause("sum of the rows found", scatter, "tensor", count, looked_up)
             if spread:
                 yield Cause("gradient of the rows", gather, "tensor", count, looked_up)
-        again = lookups_again(model, mesh["pipe"]) * count
+        again = lookups_again(model, device.mesh["pipe"]) * count
         yield Cause("sum of the rows found, for the gradient of the norm behind it", scatter, "tensor", again, stream)
         sums = 2 * count + again
         yield Cause("sum of the rows found, and its gradient", "all-reduce", "pipe", sums, residual)
@@ -151,26 +145,26 @@ def _of_activations(config: Config, mesh: Mapping[str, int], name: str) -> Itera
         yield Cause("gradient of the head's input", scatter, "tensor", count, stream)
         yield Cause("input of the head, and its gradient", "all-reduce", "pipe", 2 * count, residual)
     if name == "encoder_norm.scale" and spread:
-        encoded = _stream(config, mesh, stacks(config)[0].sequence)
+        encoded = device.stream(device.stacks[0].sequence)
         yield Cause("output of the encoder, for all layers of the decoder", gather, "tensor", count, encoded)
 
 
-def _in_and_out(config: Config, mesh: Mapping[str, int], stack: Stack, matrix: str) -> Iterator[Cause]:
+def _in_and_out(device: Device, stack: Stack, matrix: str) -> Iterator[Cause]:
     """What a matrix of a layer starts from, and what it makes."""
-    spread, runs = config.parallel.sequence_parallel, _layer_runs(config, mesh, stack)
-    stream = _stream(config, mesh, stack.sequence)
+    spread, runs = device.config.parallel.sequence_parallel, _layer_runs(device, stack)
+    stream = device.stream(stack.sequence)
     gather, scatter = ("all-gather", "reduce-scatter") if spread else ("all-reduce", "all-reduce")
-    whole = config.parallel.whole_heads and matrix.split(".", maxsplit=1)[0] in ("attention", "cross")
+    whole = device.config.parallel.whole_heads and matrix.split(".", maxsplit=1)[0] in ("attention", "cross")
     if whole:
         if spread and matrix in ("attention.qkv", "attention.out"):
             what = "input" if matrix == "attention.qkv" else "gradient of the output"
             yield Cause(what, gather, "tensor", runs, stream)
         return
     if matrix == "cross.kv":
-        encoded = _stream(config, mesh, stack.memory)
+        encoded = device.stream(stack.memory)
         yield Cause("gradient of the encoder's output", scatter, "tensor", runs, encoded)
-    mixture = config.model.experts > 0 and matrix in ("mlp.fc1", "mlp.fc2")
-    gathered = _stream(config, mesh, stack.sequence) * mesh["expert"]
+    mixture = device.config.model.experts > 0 and matrix in ("mlp.fc1", "mlp.fc2")
+    gathered = stream * device.mesh["expert"]
     if matrix in ("attention.qkv", "cross.q", "mlp.fc1", "mlp.shared.fc1"):
         if spread:
             yield Cause("input, and again for the weight's gradient", gather, "tensor", 2 * runs, stream)
@@ -187,14 +181,12 @@ def _in_and_out(config: Config, mesh: Mapping[str, int], stack: Stack, matrix: s
             yield Cause("gradient of the output", "all-gather", "expert", runs, gathered)
 
 
-def _keys(config: Config, mesh: Mapping[str, int], stack: Stack) -> Iterator[Cause]:
+def _keys(device: Device, stack: Stack) -> Iterator[Cause]:
     """Keys and values of the tokens of other devices along `context`."""
-    model, runs = config.model, _layer_runs(config, mesh, stack)
-    tokens = config.train.micro_batch_size * stack.sequence / mesh["context"]
-    cuts = 1 if config.parallel.whole_heads else mesh["tensor"]
-    keys = 2 * _width(config) * tokens * model.kv_heads * model.head_size / cuts
-    hops, whole = (mesh["context"] - 1) * runs, keys * mesh["context"]
-    if config.train.attention == "ring":
+    runs = _layer_runs(device, stack)
+    keys = 2 * device.width * device.tokens(stack.sequence) * device.kv_heads * device.config.model.head_size
+    hops, whole = (device.mesh["context"] - 1) * runs, keys * device.mesh["context"]
+    if device.config.train.attention == "ring":
         yield Cause("keys and values, forward and backward", "collective-permute", "context", 2 * hops, keys)
         yield Cause("gradients of keys and values", "collective-permute", "context", hops, keys)
     else:
@@ -202,27 +194,16 @@ def _keys(config: Config, mesh: Mapping[str, int], stack: Stack) -> Iterator[Cau
         yield Cause("gradients of keys and values", "reduce-scatter", "context", runs, whole)
 
 
-def _stream(config: Config, mesh: Mapping[str, int], sequence: int) -> float:
-    """Bytes of the residual stream of a microbatch of samples of so many tokens."""
-    tokens = config.train.micro_batch_size * sequence / mesh["context"]
-    return _width(config) * tokens * config.model.hidden_size
-
-
-def _stack(config: Config, name: str) -> Stack:
+def _stack(device: Device, name: str) -> Stack:
     """To which a parameter belongs; those outside count to the last."""
-    return stacks(config)[0 if name.startswith("encoder_") else -1]
+    return device.stacks[0 if name.startswith("encoder_") else -1]
 
 
 def _at_rest(rules: tuple[Rule, ...]) -> set[str]:
     return {axis for rule in rules for axis in rule.at_rest}
 
 
-def _layer_runs(config: Config, mesh: Mapping[str, int], stack: Stack) -> int:
+def _layer_runs(device: Device, stack: Stack) -> int:
     """Layers that a device runs forward in a step, and as often backward: (L / P v) (v M + P - 1)."""
-    stages, chunks = mesh["pipe"], config.parallel.chunks
-    return stack.layers // (stages * chunks) * (chunks * microbatches(config) + stages - 1)
-
-
-def _width(config: Config) -> int:
-    """Bytes of a number in the forward and backward pass."""
-    return FP32 if config.train.precision == "fp32" else 2
+    stages, chunks = device.mesh["pipe"], device.config.parallel.chunks
+    return stack.layers // (stages * chunks) * (chunks * device.microbatches + stages - 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from megajax.costs.stacks import head_matrices, lookups
+from megajax.costs.device import head_matrices, lookups
 from megajax.planning.cut import LAST, Core, Cut, Product, cores, experts, products, rows_of
 from megajax.planning.operations import (
     LAUNCH,

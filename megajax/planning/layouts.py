@@ -82,11 +82,6 @@ def _abstract_weights(model: ModelConfig) -> Model:
     return jax.eval_shape(lambda: build_model(jax.random.key(0), model))
 
 
-def microbatches(layout: Config) -> int:
-    """M, the microbatches of a global batch."""
-    return Device.of(layout).microbatches
-
-
 def layout_name(layout: Config) -> str:
     """What distinguishes a layout, in words: `pipe=2 data=4 remat=full microbatches=2`."""
     parallel, remat = layout.parallel, layout.train.remat
@@ -101,7 +96,7 @@ def layout_name(layout: Config) -> str:
     if layout.train.attention == "ring":
         words["attention"] = "ring"
     words["remat"] = remat if isinstance(remat, str) else "+".join(remat)
-    words["microbatches"] = microbatches(layout)
+    words["microbatches"] = Device.of(layout).microbatches
     return " ".join(f"{key}={value}" for key, value in words.items())
 
 

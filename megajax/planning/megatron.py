@@ -1,6 +1,6 @@
 """What Megatron-LM would hold of the same model on the same mesh, in closed form: what published figures measure.
 
-It differs from this implementation (`planning.memory`) in what a parameter costs, in what a layer saves (2205.05198,
+It differs from this implementation (`costs.memory`) in what a parameter costs, in what a layer saves (2205.05198,
 section 4), in how much is in flight, and in its stages: the first holds the embedding and the last the output matrix,
 with all logits of a microbatch at once. Peaks are the allocator's (`torch.cuda.max_memory_allocated`).
 

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from megajax.config import Config, InputError, check_config, resolve_mesh
 from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.costs.device import Device, Load
 from megajax.costs.flops import AttentionConvention, Flops, count_flops
 from megajax.costs.hardware import MEMORY_FRACTION, Gpu, gpu_named, memory_fraction, memory_variable
 from megajax.costs.memory import GIB, StageMemory, describe_logits, logits_bytes, stage_memory
-from megajax.costs.stacks import Load, balanced_load
 from megajax.costs.weights import parameter_count
 from megajax.data.tokenizers import build_tokenizer
-from megajax.planning.layouts import divide_weights, layout_name, microbatches
+from megajax.planning.layouts import divide_weights, layout_name
 from megajax.planning.megatron import check_like_megatron, megatron_memory
 from megajax.planning.roofline import LABELS, StepTime, step_time
 from megajax.planning.traffic import Sent, traffic_by_axis
@@ -100,7 +100,7 @@ class Plan:
     @property
     def load(self) -> Load | None:
         """What the experts of a mixture are planned with; None = no mixture."""
-        return balanced_load(self.config, self.mesh)
+        return Device(self.config, self.mesh).load
 
     @property
     def uncounted(self) -> str | None:
@@ -247,7 +247,7 @@ def plan(
 
     Args:
         config: with a known vocabulary, of the model or the tokenizer.
-        gpu: name in `planning.hardware.GPUS`, or one of your own.
+        gpu: name in `costs.hardware.GPUS`, or one of your own.
         gpus: how many; unset, those of one replica times `parallel.data`.
         like: whose memory and time: this repository's, or Megatron-LM's, which most published figures measure.
         tokens: budget of the whole run.
@@ -281,7 +281,7 @@ def plan(
         communication=traffic_by_axis(config, mesh, gpu, trainer, time),
         flops=flops,
         hardware_flops={c: f.hardware(remat) for c, f in flops.items()} if isinstance(remat, str) else None,
-        bubble=(mesh["pipe"] - 1) / (config.parallel.chunks * microbatches(config)),
+        bubble=(mesh["pipe"] - 1) / (config.parallel.chunks * Device.of(config).microbatches),
         tokens=tokens,
     )
 

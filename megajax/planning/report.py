@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from html import escape
 
 from megajax.config.parallel import AXES
+from megajax.costs.device import Device
 from megajax.costs.memory import GIB, StageMemory
 from megajax.parallel.pipeline.schedule import Schedule, interleaved, one_f_one_b
 from megajax.planning.drawing import CELL, COLUMNS, LEFT, ROW, TOP, draw_svg, summary
-from megajax.planning.layouts import layout_name, microbatches
+from megajax.planning.layouts import layout_name
 from megajax.planning.page import PAGE, STYLE, bar, column, note, section, svg, swatch, table, tiles
 from megajax.planning.plan import Plan
 from megajax.planning.roofline import LABELS
@@ -166,7 +167,7 @@ def _communication(plan: Plan) -> str:
 
 
 def _pipeline(plan: Plan) -> str:
-    stages, chunks, count = plan.mesh["pipe"], plan.config.parallel.chunks, microbatches(plan.config)
+    stages, chunks, count = plan.mesh["pipe"], plan.config.parallel.chunks, Device.of(plan.config).microbatches
     out_of_step = plan.like == "megatron" and chunks == 1
     schedule = one_f_one_b(stages, count) if out_of_step else interleaved(stages, chunks, count)
     key = "Time runs from left to right. Blue is forward, orange backward, grey the bubble."
@@ -205,7 +206,8 @@ def _layouts(plan: Plan, candidates: Sequence[Candidate]) -> str:
     rows = []
     for rank, candidate in shown:
         parallel, train, time = candidate.config.parallel, candidate.config.train, candidate.time
-        numbers = (parallel.chunks, parallel.zero, train.remat, train.micro_batch_size, microbatches(candidate.config))
+        count = Device.of(candidate.config).microbatches
+        numbers = (parallel.chunks, parallel.zero, train.remat, train.micro_batch_size, count)
         cells = (*(candidate.mesh[axis] for axis in axes), *numbers, f"{candidate.memory / GIB:.1f}")
         speed = (f"{time.seconds:.3f}", f"{time.tokens_per_second:,.0f}", f"{time.mfu('full'):.1%}") if time else "---"
         rows.append((f"{rank + 1}", *map(str, cells), *speed, candidate.verdict))

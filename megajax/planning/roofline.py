@@ -18,10 +18,9 @@ from dataclasses import dataclass
 
 from megajax.config.config import Config
 from megajax.config.model import ModelConfig
-from megajax.config.parallel import AXES, REPLICAS
+from megajax.costs.device import Device
 from megajax.costs.flops import AttentionConvention, count_flops
 from megajax.costs.hardware import Gpu
-from megajax.costs.stacks import stacks
 from megajax.costs.weights import MOMENTS, layer_weights, table_parameters
 from megajax.models.families import model_class
 from megajax.planning.cut import Cut
@@ -128,16 +127,15 @@ def step_time(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Traine
     Raises:
         InputError: the attention kernel that is asked for cannot run, or the GPU lacks the numbers.
     """
-    cuts = cuts_of(config, mesh, gpu, trainer)
+    device, cuts = Device(config, mesh), cuts_of(config, mesh, gpu, trainer)
     cut = cuts[-1]
-    busiest, mean = _microbatch(config, mesh, cuts)
-    count = microbatch_count(config, mesh)
-    work = busiest * count
+    busiest, mean = _microbatch(device, cuts)
+    work = busiest * device.microbatches
     parts = {name: seconds for name, seconds in vars(work).items() if name != "flops"}
     idle = (mesh["pipe"] - 1) / config.parallel.chunks
     parts["bubble"] = mean.seconds * idle
-    parts["data"] = _over_data(config, mesh, cut, busiest)
-    parts["optimizer"] = _optimizer(config, mesh, cut)
+    parts["data"] = _over_data(device, cut, busiest)
+    parts["optimizer"] = _optimizer(device, cut)
     parts["overhead"] = STEP
     devices = math.prod(mesh.values())
     masked = mean * (idle if trainer.scans_layers else 0)
@@ -156,30 +154,14 @@ def step_time(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Traine
 
 def cuts_of(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer) -> tuple[Cut, ...]:
     """A device's share of a layer of every stack."""
-    return tuple(Cut.of(config, mesh, gpu, trainer, stack) for stack in stacks(config))
+    return tuple(Cut.of(config, mesh, gpu, trainer, stack) for stack in Device(config, mesh).stacks)
 
 
-def microbatch_count(config: Config, mesh: Mapping[str, int]) -> float:
-    """M."""
-    return config.train.global_batch_size / (config.train.micro_batch_size * math.prod(mesh[a] for a in REPLICAS))
-
-
-def layers_per_stage(config: Config, mesh: Mapping[str, int]) -> int:
-    """Layers of the fullest stage; where they do not divide (Megatron-LM), the last and the first have one less."""
-    slots = mesh["pipe"] * config.parallel.chunks
-    return math.ceil(config.model.num_layers / slots) * config.parallel.chunks
-
-
-def stride_of(mesh: Mapping[str, int], axis: str) -> int:
-    """Devices from one member of a group over `axis` to the next."""
-    return math.prod(mesh[inner] for inner in AXES[AXES.index(axis) + 1 :])
-
-
-def _microbatch(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> tuple[Work, Work]:
+def _microbatch(device: Device, cuts: Sequence[Cut]) -> tuple[Work, Work]:
     """Forward and backward of a microbatch on the busiest stage, and on one without embedding and head."""
-    cut, before = cuts[-1], zip(stacks(config), cuts[:-1], strict=False)
-    stages, chunks, stride = mesh["pipe"], config.parallel.chunks, stride_of(mesh, "pipe")
-    layers = layers_per_stage(config, mesh)
+    cut, before = cuts[-1], zip(device.stacks, cuts[:-1], strict=False)
+    stages, chunks, stride = device.mesh["pipe"], device.config.parallel.chunks, device.stride("pipe")
+    layers = device.layers
     forward, backward = layer_work(cut)
     layer = forward + backward
     hop = 2 * send_seconds(cut.gpu, cut.residual, stages, stride)
@@ -191,45 +173,45 @@ def _microbatch(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) ->
     vocabulary = vocabulary_work(cut, stages if shares else 1, stride)
     if shares or stages == 1:
         return stage + vocabulary, stage
-    spare = stages * layers > config.model.num_layers
+    spare = stages * layers > device.config.model.num_layers
     last = layer * (layers - spare) + hops + vocabulary
     return max(stage, last, key=lambda work: work.seconds), stage
 
 
-def weights_in_step(config: Config, mesh: Mapping[str, int], trainer: Trainer) -> float:
-    """Weights of a device of the fullest stage, as it holds them during a step."""
-    model, tensor = config.model, mesh["tensor"]
+def weights_in_step(device: Device, trainer: Trainer) -> float:
+    """Count the weights of a device of the fullest stage, as it holds them during a step."""
+    model, mesh = device.config.model, device.mesh
     tables = table_parameters(model) / (mesh["pipe"] if trainer.shares_vocabulary else 1)
     blocks = 0.0
-    for number, stack in enumerate(reversed(stacks(config))):
-        layers = stack.layers if number else layers_per_stage(config, mesh)
+    for number, stack in enumerate(reversed(device.stacks)):
+        layers = stack.layers if number else device.layers
         weights = layer_weights(model, crossed=stack.memory > 0)
-        blocks += layers * weights.on_device(tensor, mesh["expert"], config.parallel.whole_heads)
-    return (blocks + tables / tensor) / mesh["fsdp"]
+        blocks += layers * weights.on_device(mesh["tensor"], mesh["expert"], device.config.parallel.whole_heads)
+    return (blocks + tables / mesh["tensor"]) / mesh["fsdp"]
 
 
-def _over_data(config: Config, mesh: Mapping[str, int], cut: Cut, microbatch: Work) -> float:
+def _over_data(device: Device, cut: Cut, microbatch: Work) -> float:
     """Exposed seconds of reducing gradients, and of gathering under ZeRO-1 weights, else gradients, over `data`."""
-    trainer, zero = cut.trainer, config.parallel.zero
-    replicas, stride = mesh["data"], stride_of(mesh, "data")
+    trainer, mesh, parallel = cut.trainer, device.mesh, device.config.parallel
+    replicas, stride = mesh["data"], device.stride("data")
     if not trainer.scans_layers:  # context shards are replicas too, and the nearest ones
-        replicas, stride = replicas * mesh["context"], stride_of(mesh, "context") if mesh["context"] > 1 else stride
-    number = weights_in_step(config, mesh, trainer)
+        replicas, stride = replicas * mesh["context"], device.stride("context") if mesh["context"] > 1 else stride
+    number = weights_in_step(device, trainer)
     reduce = gather_seconds(cut.gpu, trainer.gradient_bytes * number, replicas, stride)
-    width = WIDTH[cut.numbers] if zero else trainer.gradient_bytes
+    width = WIDTH[cut.numbers] if parallel.zero else trainer.gradient_bytes
     gather = gather_seconds(cut.gpu, width * number, replicas, stride)
     if not trainer.hides_data:
         return reduce + gather
     # The gradients of a chunk are complete, and its weights needed, within the last and first group of microbatches.
-    group = min(microbatch_count(config, mesh), mesh["pipe"]) if config.parallel.chunks > 1 else 1
+    group = min(device.microbatches, mesh["pipe"]) if parallel.chunks > 1 else 1
     forward = microbatch.seconds * group / 3
-    layers = layers_per_stage(config, mesh)
+    layers = device.layers
     return beside(reduce, 2 * forward, reduce / layers) + beside(gather, forward, gather / layers)
 
 
-def _optimizer(config: Config, mesh: Mapping[str, int], cut: Cut) -> float:
+def _optimizer(device: Device, cut: Cut) -> float:
     """Norm, update and cast: fp32 gradient twice, weight in and out, moments in and out, weight again, copy."""
-    at_rest = weights_in_step(config, mesh, cut.trainer) / (mesh["data"] if config.parallel.zero else 1)
+    at_rest = weights_in_step(device, cut.trainer) / (device.mesh["data"] if device.config.parallel.zero else 1)
     copy = 0 if cut.numbers == "fp32" else 4 + WIDTH[cut.numbers]
-    traffic = 2 * 4 + 2 * 4 * (1 + MOMENTS[config.optim.name]) + copy
+    traffic = 2 * 4 + 2 * 4 * (1 + MOMENTS[device.config.optim.name]) + copy
     return memory_seconds(cut.gpu, traffic * at_rest)

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megajax.config import Config
+from megajax.costs.device import Device, head_matrices, lookups, lookups_again
 from megajax.costs.hardware import Gpu
-from megajax.costs.stacks import head_matrices, lookups, lookups_again, stacks
 from megajax.planning.collectives import PLACES, Place
 from megajax.planning.cut import LAST, Cut, products
 from megajax.planning.operations import WIDTH
-from megajax.planning.roofline import StepTime, cuts_of, layers_per_stage, microbatch_count, stride_of, weights_in_step
+from megajax.planning.roofline import StepTime, cuts_of, weights_in_step
 from megajax.planning.trainers import Trainer
 
 
@@ -59,30 +59,30 @@ def traffic_by_axis(
         trainer: which program.
         time: of its step.
     """
-    sizes = _sizes(config, mesh, cuts_of(config, mesh, gpu, trainer))
+    device = Device(config, mesh)
+    sizes = _sizes(device, cuts_of(config, mesh, gpu, trainer))
     return {
         axis: Sent(
             places={place: sizes.get((axis, place), 0.0) for place in PLACES},
             seconds=time.parts[axis],
-            wire="NVLink" if mesh[axis] * stride_of(mesh, axis) <= gpu.link_domain else "network",
+            wire="NVLink" if mesh[axis] * device.stride(axis) <= gpu.link_domain else "network",
         )
         for axis in ("tensor", "context", "fsdp", "expert", "pipe", "data")
         if mesh[axis] > 1
     }
 
 
-def _sizes(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> Sizes:
-    cut, trainer, stages, chunks = cuts[-1], cuts[-1].trainer, mesh["pipe"], config.parallel.chunks
-    count = microbatch_count(config, mesh)
+def _sizes(device: Device, cuts: Sequence[Cut]) -> Sizes:
+    cut, trainer, parallel, mesh = cuts[-1], cuts[-1].trainer, device.config.parallel, device.mesh
+    stages, chunks, count = mesh["pipe"], parallel.chunks, device.microbatches
     idle = (stages - 1) / chunks if trainer.scans_layers else 0  # of a microbatch, in each direction
-    layers = [stack.layers for stack in stacks(config)[:-1]] + [layers_per_stage(config, mesh)]
-    held = weights_in_step(config, mesh, trainer)
-    over_data = trainer.gradient_bytes + (WIDTH[cut.numbers] if config.parallel.zero else 0)
+    layers = [stack.layers for stack in device.stacks[:-1]] + [device.layers]
+    held = weights_in_step(device, trainer)
+    over_data = trainer.gradient_bytes + (WIDTH[cut.numbers] if parallel.zero else 0)
     # At rest `data` cuts before `fsdp` does: pieces of gradients and weights change hands over both.
-    swapped = (
-        over_data * held / mesh["data"] if config.parallel.zero and mesh["fsdp"] > 1 and trainer.scans_layers else 0
-    )
-    sums = 4 + lookups_again(config.model, stages) * trainer.scans_layers
+    swaps = parallel.zero and mesh["fsdp"] > 1 and trainer.scans_layers
+    swapped = over_data * held / mesh["data"] if swaps else 0
+    sums = 4 + lookups_again(device.config.model, stages) * trainer.scans_layers
     vocabulary = sums * count if trainer.shares_vocabulary and stages > 1 else 0
     passed = 2 * (count * chunks + (stages - 1) * trainer.scans_layers)
     if trainer.scans_layers and (stages, chunks) == (2, 1):
@@ -93,7 +93,7 @@ def _sizes(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> Size
         ("fsdp", "each step"): swapped,
     }
     runs = ((number * (count + idle), _of_layer(each)) for number, each in zip(layers, cuts, strict=True))
-    return _total((*runs, (count, _of_microbatch(config, mesh, cuts)), (1, once), _of_sums(config, mesh, cut)))
+    return _total((*runs, (count, _of_microbatch(device, cuts)), (1, once), _of_sums(device, cut)))
 
 
 def _total(parts: Iterable[tuple[float, Sizes]]) -> Sizes:
@@ -167,14 +167,14 @@ def _borders(cut: Cut) -> tuple[float, float]:
     return forward, backward
 
 
-def _of_microbatch(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut]) -> Sizes:
+def _of_microbatch(device: Device, cuts: Sequence[Cut]) -> Sizes:
     """What embedding and head send for one microbatch.
 
     On a single stage a tied table is gathered once for all its uses.
     """
-    cut, model, stages = cuts[-1], config.model, mesh["pipe"]
+    cut, model, stages = cuts[-1], device.config.model, device.mesh["pipe"]
     width, scans = WIDTH[cut.numbers], cut.trainer.scans_layers
-    table, positions = _tables(config, mesh, cut)
+    table, positions = _tables(device, cut)
     uses = lookups(model) + 1
     gathers = 2 - model.tied_head if stages == 1 and scans else uses
     again = lookups_again(model, stages) * scans
@@ -188,13 +188,13 @@ def _of_microbatch(config: Config, mesh: Mapping[str, int], cuts: Sequence[Cut])
     }
 
 
-def _of_sums(config: Config, mesh: Mapping[str, int], cut: Cut) -> tuple[float, Sizes]:
+def _of_sums(device: Device, cut: Cut) -> tuple[float, Sizes]:
     """What is only summed of the gradients of embedding and head, and how many times.
 
     On a single stage these sums, added to those of the step as they are, are summed once a step.
     """
-    model, single, scans = config.model, mesh["pipe"] == 1, cut.trainer.scans_layers
-    table, positions = _tables(config, mesh, cut)
+    model, mesh, single, scans = device.config.model, device.mesh, device.mesh["pipe"] == 1, cut.trainer.scans_layers
+    table, positions = _tables(device, cut)
     sums = 4 * ((lookups(model) + 1) * table + positions) / mesh["fsdp"] * scans
     transform = WIDTH[cut.numbers] * model.hidden_size**2 * (head_matrices(model) > 0) / mesh["fsdp"]
     place: Place = "each step" if single else "each microbatch"
@@ -203,12 +203,12 @@ def _of_sums(config: Config, mesh: Mapping[str, int], cut: Cut) -> tuple[float, 
         ("context", place): sums,
         ("expert", place): sums,
     }
-    return 1 if single else microbatch_count(config, mesh), sizes
+    return 1 if single else device.microbatches, sizes
 
 
-def _tables(config: Config, mesh: Mapping[str, int], cut: Cut) -> tuple[float, float]:
+def _tables(device: Device, cut: Cut) -> tuple[float, float]:
     """Numbers of the word embedding and of the places' that a device computes with."""
-    model = config.model
-    words = model.padded_vocab_size / (cut.tensor * (mesh["pipe"] if cut.trainer.shares_vocabulary else 1))
+    model = device.config.model
+    words = model.padded_vocab_size / (cut.tensor * (device.mesh["pipe"] if cut.trainer.shares_vocabulary else 1))
     places = model.position_rows if model.positions == "learned" else 0
     return words * model.hidden_size, places / (1 if places % cut.tensor else cut.tensor) * model.hidden_size

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.closed_form_memory`: `planning.memory` against the compiler, on H100s that are not there.
+"""`python -m tests.bench.closed_form_memory`: `costs.memory` against the compiler, on H100s that are not there.
 
 Compiles the training step of every row on a CPU with JAX's CUDA plugin and prints GiB per GPU in closed form and in
 XLA's plan: what lasts (arguments) and what a step needs on top (temporaries). The numbers in `ROWS` are such a run's

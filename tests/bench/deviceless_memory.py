@@ -17,10 +17,11 @@ import jax
 
 from megajax.config import Config, InputError, load_config
 from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.costs.device import Device
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.planning.collectives import collectives
 from megajax.planning.deviceless_step import compile_step
-from megajax.planning.layouts import layout_name, microbatches
+from megajax.planning.layouts import layout_name
 
 GIB = 2**30
 SENT_OVER = ("tensor", "pipe", "data")
@@ -77,7 +78,7 @@ def mesh_sizes(config: Config) -> dict[str, int]:
 def ring_bytes(config: Config, step: jax.stages.Compiled) -> int:
     """Bytes of saved activations that the loop over ticks carries: arrays [slots, layers of a chunk, ...]."""
     parallel = config.parallel
-    schedule = Interleaved1F1B(parallel.pipe, parallel.chunks, microbatches(config))
+    schedule = Interleaved1F1B(parallel.pipe, parallel.chunks, Device.of(config).microbatches)
     leading = f"{schedule.ring_slots},{schedule.layers_per_chunk(config.model.num_layers)},"
     widths = {"bf16": 2, "f32": 4}
     loops = re.findall(r"= \((.*)\) while\(", str(step.as_text()))

@@ -21,10 +21,10 @@ import jax
 import numpy as np
 
 from megajax.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
+from megajax.costs.device import Device
 from megajax.parallel.mesh import simulate_devices
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.planning.equivalence import compile_layout, random_batch
-from megajax.planning.layouts import microbatches
 
 CONFIG = Config(
     model=ModelConfig(num_layers=8, hidden_size=256, num_heads=4, max_positions=128, vocab_size=1024),
@@ -81,7 +81,7 @@ def report(seconds: np.ndarray, losses: np.ndarray) -> int:
     print(f"{'':<18}{'M':>4}{'median ms':>11}{'least ms':>10}{'ratio':>7}{'work':>7}{'last loss':>11}")
     least = seconds.min(axis=0) * 1e3
     for (name, parallel), laps, fastest, loss in zip(LAYOUTS.items(), seconds.T * 1e3, least, losses.T, strict=True):
-        M = microbatches(replace(CONFIG, parallel=parallel))
+        M = Device.of(replace(CONFIG, parallel=parallel)).microbatches
         work = 1 + Interleaved1F1B(parallel.pipe, parallel.chunks, M).bubble_fraction
         print(f"{name:<18}{M:>4}{statistics.median(laps):>11.1f}{fastest:>10.1f}", end="")
         print(f"{fastest / least[0]:>7.2f}{work:>7.2f}{loss[-1]:>11.5f}")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from megajax.config import Config, DataConfig, InputError, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES
+from megajax.costs.device import Device
 from megajax.costs.flops import count_flops
 from megajax.costs.hardware import GPUS, Gpu, gpu_named
 from megajax.planning.operations import (
@@ -23,7 +24,7 @@ from megajax.planning.operations import (
     memory_seconds,
     send_seconds,
 )
-from megajax.planning.roofline import LABELS, StepTime, layers_per_stage, step_time
+from megajax.planning.roofline import LABELS, StepTime, step_time
 from megajax.planning.trainers import MEGATRON
 
 H100 = gpu_named("H100")
@@ -151,9 +152,9 @@ def test_limit_is_said() -> None:
 def test_megatron_keeps_the_head_on_the_last_stage() -> None:
     """With one layer less there, where the layers do not divide."""
     config, mesh = layout(pipe=8)
-    assert layers_per_stage(config, mesh) == 3
+    assert Device(config, mesh).layers == 3
     uneven = replace(config, model=replace(MODEL, num_layers=23))
-    assert layers_per_stage(uneven, mesh) == 3
+    assert Device(uneven, mesh).layers == 3
     megatron = step_time(config, mesh, H100, MEGATRON)
     assert step_time(uneven, mesh, H100, MEGATRON).seconds < megatron.seconds
 

@@ -15,10 +15,10 @@ from jax.sharding import PartitionSpec
 
 from megajax.config import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import fit_vocabulary
+from megajax.costs.device import Device
 from megajax.costs.flops import Flops, Remat, count_flops
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.planning.deviceless_step import abstract_step
-from megajax.planning.layouts import microbatches
 from megajax.planning.traced_flops import matmul_flops
 from tests.bench.deviceless_memory import mesh_sizes
 
@@ -157,7 +157,7 @@ def test_a_pipeline_executes_the_same_but_for_its_bubble(remat: Remat, parallel:
     microbatches with v = 1, else more.
     """
     config = train_config(replace(GPT3, num_layers=12), 2048, 6 * parallel.get("data", 1), remat, **parallel)
-    schedule = Interleaved1F1B(config.parallel.pipe, config.parallel.chunks, M := microbatches(config))
+    schedule = Interleaved1F1B(config.parallel.pipe, config.parallel.chunks, M := Device.of(config).microbatches)
     whole = count_flops(config.model, config.train.global_batch_size, 2048, "full")
     layers = whole.model - 3 * whole.logits + extra_forward(whole, remat)
     slots = schedule.chunks * M
