@@ -122,19 +122,18 @@ class Run:
         if self.config is None or not self.devices:
             return False
         try:
-            check_batch(self.config, resolve_mesh(self.config.parallel, processes * self.devices)["data"])
+            mesh = resolve_mesh(self.config.parallel, processes * self.devices)
+            check_batch(self.config.train, self.config.parallel, mesh["data"])
         except InputError:
             return False
         return True
 
 
-def read_start(config: Config) -> Mapping[str, Any]:
+def read_start(init_from: str, output_dir: str) -> Mapping[str, Any]:
     """Return the values that `init_from` implies by key, read as training reads them."""
-    if config.init_from is None:
-        return {}
     from megajax.interop.init_from import start_of  # noqa: PLC0415 - brings JAX, of no other use to a supervisor
 
-    return start_of(config)
+    return start_of(init_from, output_dir)
 
 
 def supervise(run: Run, command: Sequence[str], options: argparse.Namespace) -> int:

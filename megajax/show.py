@@ -126,7 +126,7 @@ def schedule_of(config: Config, devices: int | None = None) -> Schedule:
         InputError: the mesh does not take that many devices, or its replicas cannot share the batch.
     """
     data = _mesh_sizes(config, devices)["data"]
-    check_batch(config, data)
+    check_batch(config.train, config.parallel, data)
     config = replace(config, parallel=replace(config.parallel, data=data))
     return interleaved(config.parallel.pipe, config.parallel.chunks, Device.of(config).microbatches)
 

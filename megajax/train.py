@@ -149,7 +149,7 @@ class Trainer:
         check_devices(cluster, config.cluster.start_seconds)
         sizes = resolve_mesh(config.parallel, jax.device_count())
         mesh = build_mesh(sizes, devices_by_host(jax.devices(), cluster.hosts))
-        check_batch(config, mesh.shape["data"])
+        check_batch(config.train, config.parallel, mesh.shape["data"])
         scattered = tensor_warning(mesh.shape["tensor"], jax.devices(), cluster.hosts)
         for warning in filter(None, (scattered, settings_warning(jax.devices()[0].device_kind))):
             log.warning(warning)

@@ -11,7 +11,7 @@ import numpy as np
 
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import Config, DataConfig, ModelConfig, TokenizerConfig, TrainConfig, dump_config
-from megajax.config.train import CheckpointConfig
+from megajax.config.config import CheckpointConfig
 from megajax.data.tokenizers import build_tokenizer, train_sentencepiece
 from megajax.models.families import build_model
 

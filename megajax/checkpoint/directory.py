@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from megajax.config.base import InputError
+from megajax.config.config import CheckpointConfig
 from megajax.config.run_files import IDENTITY
-from megajax.config.train import CheckpointConfig
 
 _FILE = "owner.json"
 

@@ -33,7 +33,7 @@ from megajax.checkpoint.fingerprint import words
 from megajax.checkpoint.local import LocalCopies
 from megajax.checkpoint.record import Contents, RecordHandler, RecordSave, described, read_contents, verified
 from megajax.config.base import InputError, NotReady
-from megajax.config.train import CheckpointConfig
+from megajax.config.config import CheckpointConfig
 from megajax.models.parameters import annotate, logical_axes, named_leaves
 from megajax.processes import gather
 

@@ -18,7 +18,7 @@ from megajax.cluster.detect import Launch
 from megajax.cluster.hub import LOST, Hub, Lines, Message, keep_alive
 from megajax.config.base import NotReady
 from megajax.config.cli import describe_failure
-from megajax.config.cluster import ClusterConfig
+from megajax.config.config import ClusterConfig
 
 HUNG = 4
 """Exit code of a run in which a process hung."""

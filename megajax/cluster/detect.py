@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from megajax.config.base import InputError
-from megajax.config.cluster import ClusterConfig
+from megajax.config.config import ClusterConfig
 
 Environment = Mapping[str, str]
 _SLURM_HOSTS = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")

@@ -26,7 +26,7 @@ from megajax.cluster.detect import Launch
 from megajax.cluster.hub import HELLO
 from megajax.config.base import InputError
 from megajax.config.cli import describe_failure
-from megajax.config.cluster import ClusterConfig
+from megajax.config.config import ClusterConfig
 
 _CLOCK_SECONDS = 30
 _joined: tuple[Launch, Channel] | None = None

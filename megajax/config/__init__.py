@@ -4,23 +4,20 @@ The command line itself is `megajax.config.cli`. Importing this package does not
 """
 
 from megajax.config.base import InputError
-from megajax.config.checks import check_batch, check_config, check_training, resolve_mesh
-from megajax.config.cluster import ClusterConfig
-from megajax.config.config import Config
+from megajax.config.checks import check_batch, check_config, check_training
+from megajax.config.config import (
+    CheckpointConfig,
+    ClusterConfig,
+    Config,
+    EvalConfig,
+    LogConfig,
+    ProfileConfig,
+)
 from megajax.config.data import DataConfig, TokenizerConfig
 from megajax.config.load import Loaded, dump_config, load_config
 from megajax.config.model import ModelConfig
-from megajax.config.optim import OptimConfig
-from megajax.config.parallel import ParallelConfig
-from megajax.config.train import (
-    CheckpointConfig,
-    EvalConfig,
-    HealthConfig,
-    LogConfig,
-    LossScaleConfig,
-    ProfileConfig,
-    TrainConfig,
-)
+from megajax.config.parallel import ParallelConfig, resolve_mesh
+from megajax.config.train import HealthConfig, LossScaleConfig, OptimConfig, TrainConfig
 
 __all__ = [
     "CheckpointConfig",

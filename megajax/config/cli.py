@@ -12,15 +12,14 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from megajax.config.base import InputError, NotReady
 from megajax.config.checks import check_config
-from megajax.config.config import Config
-from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, nearest, type_name, value_for
-from megajax.config.load import Loaded, derived_values, flat_values, load_config
+from megajax.config.keys import FIELDS, SECTIONS, did_you_mean, first_key, flat_values, nearest, type_name, value_for
+from megajax.config.load import Loaded, StartOf, derived_values, load_config
 from megajax.config.yaml_text import yaml_text
 
 _REMEDIES = {
@@ -39,10 +38,10 @@ EPILOG = "Keys that may stand in the file and on the command line (YAML values):
 
 
 class Command(Protocol):
-    """What an entry point's `main` is, once decorated."""
+    """The type of an entry point's `main`, once it is decorated."""
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
-        """Run with these words, or with those of the process; the exit code."""
+        """Run with these words, or with those of the process, and return the exit code."""
         ...
 
 
@@ -80,7 +79,7 @@ def entry_point(run: Callable[[list[str]], int | None]) -> Command:
 
 
 def _reader_left() -> bool:
-    """Whether nobody reads what this process prints; if so, what is still to be printed goes nowhere."""
+    """Say whether nobody reads what this process prints; if so, send what is still to be printed nowhere."""
     try:
         output = select.poll()
         output.register(sys.stdout, 0)
@@ -93,7 +92,7 @@ def _reader_left() -> bool:
 
 
 def describe_failure(error: BaseException) -> tuple[int, str]:
-    """Exit code of an exception, and its one line.
+    """Return the exit code of an exception, and its one line.
 
     2 bad input, 3 diverged, 5 not ready yet, 130 interrupted, 1 anything else, whose traceback is worth printing.
     """
@@ -116,7 +115,7 @@ def parse_command_line(
     prog: str,
     description: str,
     argv: Sequence[str],
-    resolve: Callable[[Config], Mapping[str, Any]],
+    start_of: StartOf,
     extra: Callable[[argparse.ArgumentParser], object] | None = None,
 ) -> tuple[Loaded, argparse.Namespace]:
     """Read `[CONFIG.yaml] [KEY=VALUE ...] [options]` and check the configuration.
@@ -125,7 +124,7 @@ def parse_command_line(
         prog: what the user typed, e.g. `python -m megajax.train`.
         description: one sentence for `--help`.
         argv: the words after it.
-        resolve: reads the values by key that `init_from` implies, where that is no run; it must not write
+        start_of: reads the values by key that `init_from` implies, where that is no run; it must not write
             (`megajax.interop.init_from.start_of`, which is out of reach here).
         extra: adds the entry point's own options to the parser; they come back in the namespace.
 
@@ -149,9 +148,7 @@ def parse_command_line(
     files = [word for word in options.words if word not in overrides]
     if len(files) > 1:
         raise InputError(f"more than one configuration file ({', '.join(files)}); others are KEY=VALUE")
-    loaded = load_config(files[0] if files else None, overrides)
-    if start := resolve(loaded.config):
-        loaded = load_config(files[0] if files else None, overrides, start)
+    loaded = load_config(files[0] if files else None, overrides, start_of)
     check_config(loaded.config)
     if options.print_config:
         print(describe_values(loaded))
@@ -160,7 +157,7 @@ def parse_command_line(
 
 
 def describe_keys() -> str:
-    """Every key with its type, default and meaning."""
+    """List every key with its type, default and meaning."""
     lines: list[str] = []
     for key, field in FIELDS.items():
         section, _, _ = key.rpartition(".")
@@ -172,7 +169,7 @@ def describe_keys() -> str:
 
 
 def describe_values(loaded: Loaded) -> str:
-    """Every value with its origin, as YAML that loads again (the padded vocabulary is a comment: it is no key)."""
+    """List every value with its origin, as YAML that loads again (the padded vocabulary, no key, is a comment)."""
     values = flat_values(loaded.config) | derived_values(loaded.config)
     texts = [f"{'' if key in FIELDS else '# '}{key}: {yaml_text(value)}" for key, value in values.items()]
     width = max(len(text) for text in texts if len(text) < 60)
@@ -180,15 +177,15 @@ def describe_values(loaded: Loaded) -> str:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """argparse whose errors are one line, as those of every other bad input."""
+    """A parser whose errors are one line, as those of every other bad input."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a InputError."""
+        """Raise an InputError."""
         raise InputError(message)
 
 
 class _Parser(OneLineParser):
-    """With the configuration's keys in its help."""
+    """The parser of entry points that take a configuration, whose keys are in its help."""
 
     def format_help(self) -> str:
         return f"{super().format_help()}\n{describe_keys()}\n"

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
-from megajax.config.base import BelowOne, Fraction, PathName, component
+from megajax.config.base import BelowOne, Elsewhere, Fraction, InputError, PathName, component
+from megajax.config.model import T5
+from megajax.config.needs import Needs, refuse_ignored
 
 
 def _one_or_many(value: Any) -> Any:
@@ -23,20 +25,41 @@ TokenizerType = Annotated[
     Literal["sentencepiece", "gpt2_bpe", "huggingface", "bert_wordpiece", "tiktoken", "null"],
     BeforeValidator(_null_is_a_name),  # YAML reads an unquoted null as nothing
 ]
+_FILES = {
+    "sentencepiece": ("model",),
+    "huggingface": ("model",),
+    "tiktoken": ("model",),
+    "gpt2_bpe": ("vocab", "merges"),
+    "bert_wordpiece": ("vocab",),
+    "null": (),
+}
+"""The keys of the files that a type of tokenizer needs."""
+_SWITCHES = {
+    "special_ids": "sentencepiece",
+    "extra_ids_descend": "sentencepiece",
+    "append_ends": "bert_wordpiece",
+    "lower_case": "bert_wordpiece",
+    "tiktoken_pattern": "tiktoken",
+    "tiktoken_special_ids": "tiktoken",
+}
+"""The type of tokenizer that a key is for."""
+MASKED = Needs("data.kind", ("bert", "t5"))
+TEXT = Needs("data.kind", ("gpt",))
+FIM = Needs("data.fim_rate")
 
 
 @component
 class TokenizerConfig:
     """Which tokenizer turns text into ids, and from which files."""
 
-    type: TokenizerType = "null"
+    type: Annotated[TokenizerType, Elsewhere("tokenizer_type")] = "null"
     """sentencepiece, huggingface and tiktoken (set model), gpt2_bpe (set vocab and merges), bert_wordpiece (set
     vocab), null (set vocab_size)."""
-    model: PathName | None = None
+    model: Annotated[PathName | None, Elsewhere("tokenizer_model")] = None
     """SentencePiece .model, Hugging Face tokenizer.json, or tiktoken vocabulary (.tiktoken, or .json as Megatron's)."""
-    vocab: PathName | None = None
+    vocab: Annotated[PathName | None, Elsewhere("vocab_file")] = None
     """vocab.json of a GPT-2 BPE, vocab.txt of a BERT WordPiece."""
-    merges: PathName | None = None
+    merges: Annotated[PathName | None, Elsewhere("merge_file merges_file")] = None
     """merges.txt of a GPT-2 BPE."""
     vocab_size: PositiveInt | None = None
     """null: number of plain ids (the end-of-document id comes after them). sentencepiece, bert_wordpiece: pieces to
@@ -48,7 +71,7 @@ class TokenizerConfig:
     vocabulary is that of the file."""
     special_ids: bool = False
     """sentencepiece: append <CLS> <SEP> <EOD> <MASK> and what else masked models need; <EOD> ends documents."""
-    extra_ids: NonNegativeInt = 0
+    extra_ids: Annotated[NonNegativeInt, Elsewhere("vocab_extra_ids")] = 0
     """T5 sentinels <extra_id_0>, <extra_id_1>, ...: those the vocabulary lacks are appended to it."""
     extra_ids_descend: bool = False
     """sentencepiece: the last sentinel has the lowest id, as in the vocabulary of Google's T5."""
@@ -60,57 +83,79 @@ class TokenizerConfig:
     tokenizer_config.json beside the tokenizer, else <|user|> and <|assistant|> on lines of their own."""
     tiktoken_pattern: Literal["v1", "v2", "llama3"] | None = None
     """Where a text is cut before merging; unset = v2 for a .json vocabulary (Megatron), llama3 for a .tiktoken one."""
-    tiktoken_special_ids: PositiveInt | None = None
+    tiktoken_special_ids: Annotated[PositiveInt | None, Elsewhere("tiktoken_num_special_tokens")] = None
     """Special ids: the first ones of a .json vocabulary (unset = 1000), the last ones of a .tiktoken one (256)."""
+
+    def __post_init__(self) -> None:
+        """Refuse a type without its files, and switches of other types."""
+        trains_its_own = self.type in ("sentencepiece", "bert_wordpiece") and self.vocab_size is not None
+        for key in () if trains_its_own else _FILES[self.type]:
+            if getattr(self, key) is None:
+                raise InputError(f"tokenizer.type {self.type} needs a file: set tokenizer.{key}")
+        for key, wanted in _SWITCHES.items():
+            if self.type != wanted and getattr(self, key) != getattr(TokenizerConfig, key):
+                raise InputError(f"tokenizer.{key} goes with tokenizer.type {wanted}, not {self.type}: leave it unset")
 
 
 @component
 class DataConfig:
     """Sources of training text and how samples are made of them."""
 
-    kind: Literal["auto", "gpt", "bert", "t5", "instruction"] = "auto"
+    kind: Annotated[Literal["auto", "gpt", "bert", "t5", "instruction"], Elsewhere("sft=instruction")] = "auto"
     """What a sample is: text to continue, masked text, text with missing spans, conversations; auto = model.family."""
-    path: Paths = ()
+    path: Annotated[Paths, Elsewhere("data_path")] = ()
     """Token files: `prefix`, `[prefix, ...]` or `[weight, prefix, weight, prefix, ...]` (Megatron's --data-path)."""
-    train_path: Paths = ()
+    train_path: Annotated[Paths, Elsewhere("train_data_path")] = ()
     """The same, for training only (with valid_path and test_path, instead of path and split)."""
-    valid_path: Paths = ()
+    valid_path: Annotated[Paths, Elsewhere("valid_data_path")] = ()
     """The same, for validation only."""
-    test_path: Paths = ()
+    test_path: Annotated[Paths, Elsewhere("test_data_path")] = ()
     """The same, for the test set only."""
     text: Paths = ()
     """jsonl files to tokenize first, into OUTPUT_DIR/data; replaces path."""
-    text_key: str = "text"
+    text_key: Annotated[str, Elsewhere("json_keys")] = "text"
     """Key of the jsonl records that holds the document; instruction data is read from the key `messages`."""
-    mock: bool = False
+    mock: Annotated[bool, Elsewhere("mock_data=true")] = False
     """Made-up documents of random lengths instead of any source."""
     split: str = "969,30,1"
     """Relative sizes of the train, validation and test part of each source."""
-    seq_length: PositiveInt = 1024
+    seq_length: Annotated[PositiveInt, Elsewhere("encoder_seq_length")] = 1024
     """S, tokens per sample."""
-    decoder_seq_length: PositiveInt = 128
+    decoder_seq_length: Annotated[PositiveInt, T5, Elsewhere("decoder_sequence_length")] = 128
     """t5: T, tokens per sample of the decoder."""
-    mask_prob: Annotated[BelowOne, Field(gt=0.0)] = 0.15
+    mask_prob: Annotated[BelowOne, Field(gt=0.0), MASKED, Elsewhere("mlm_probability")] = 0.15
     """bert, t5: share of the tokens to be predicted."""
-    short_seq_prob: Fraction = 0.1
+    short_seq_prob: Annotated[Fraction, MASKED] = 0.1
     """bert, t5: share of the samples that are cut to a random length."""
-    fim_rate: Fraction = 0.0
+    fim_rate: Annotated[Fraction, Elsewhere("fim_data")] = 0.0
     """gpt: share of the documents turned into prefix, suffix, middle (fill-in-the-middle)."""
-    fim_spm_rate: Fraction = 0.5
+    fim_spm_rate: Annotated[Fraction, FIM] = 0.5
     """gpt: share of those that give the suffix first."""
-    fim_tokens: tuple[str, ...] = ()
+    fim_tokens: Annotated[tuple[str, ...], FIM] = ()
     """gpt: names of the tokens before prefix, middle and suffix, in this order; unset = <fim_prefix>, <fim_middle>,
     <fim_suffix>, or the same between bars (<|fim_prefix|>)."""
-    mask_eod_loss: bool = False
+    mask_eod_loss: Annotated[bool, TEXT, Elsewhere("eod_mask_loss=true")] = False
     """No loss where the input token is the end of a document."""
-    reset_positions: bool = False
+    reset_positions: Annotated[
+        bool, TEXT, Needs("model.positions", ("learned", "rope")), Elsewhere("reset_position_ids=true")
+    ] = False
     """Positions restart at 0 after every end of document."""
-    reset_attention: bool = False
+    reset_attention: Annotated[bool, TEXT, Elsewhere("reset_attention_mask=true")] = False
     """A document does not attend to the ones before it in the same sample."""
-    cache_dir: PathName | None = None
+    cache_dir: Annotated[PathName | None, Elsewhere("data_cache_path")] = None
     """Where the sample order is cached; unset = beside each source."""
-    prefetch: NonNegativeInt = 4
+    prefetch: Annotated[NonNegativeInt, Elsewhere("num_workers")] = 4
     """Batches read ahead; 0 = read in the training thread."""
+
+    def __post_init__(self) -> None:
+        """Refuse sources that exclude one another, and what other keys leave without meaning."""
+        refuse_ignored("data", self)
+        given = [f"data.{key}" for key in ("path", "train_path", "text", "mock") if getattr(self, key)]
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} are both set: keep one")
+        for key in ("valid_path", "test_path"):
+            if getattr(self, key) and not self.train_path:
+                raise InputError(f"data.{key} goes with data.train_path, which is not set")
 
     def kind_for(self, family: str) -> str:
         """Return what a sample is, after the default: that of the model's family."""

@@ -9,7 +9,9 @@ folder that holds it: the file serves to resume the run from anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os.path
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -19,10 +21,24 @@ from pydantic import ValidationError
 
 from megajax.config.base import InputError
 from megajax.config.config import Config
-from megajax.config.keys import FIELDS, MEGATRON_TOKENIZERS, SECTIONS, TEXT_KEYS, did_you_mean, first_key, type_name
+from megajax.config.keys import (
+    FIELDS,
+    MEGATRON_TOKENIZERS,
+    SECTIONS,
+    TEXT_KEYS,
+    did_you_mean,
+    first_key,
+    flat_values,
+    type_name,
+    with_kind,
+)
+from megajax.config.needs import ignored_keys
 from megajax.config.presets import find_config
 from megajax.config.run_files import CONFIG, IDENTITY, for_the_run, from_the_run
 from megajax.config.yaml_text import dump_yaml, parse_yaml, plain, yaml_text
+
+StartOf = Callable[[str, str], Mapping[str, Any]]
+"""What takes `init_from` and `output_dir` and returns the values by key that the first one implies."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +59,7 @@ class _Layer:
 
 
 def load_config(
-    path: str | Path | None = None, overrides: Sequence[str] = (), start: Mapping[str, Any] | None = None
+    path: str | Path | None = None, overrides: Sequence[str] = (), start_of: StartOf | None = None
 ) -> Loaded:
     """Read a configuration.
 
@@ -51,11 +67,11 @@ def load_config(
         path: YAML file, relative to the working directory, or the name of a preset (`gpt2_124m`); None = defaults.
         overrides: `KEY=VALUE` words, e.g. `optim.lr=3e-4`, `train.rampup=[16,16,1000]`; the values are YAML.
             `preset=gpt2_124m` takes the place of the file's preset.
-        start: values by key that `init_from` implies, where it does not name a run.
+        start_of: works out the values by key that `init_from` implies where it names no run; None = there are none.
 
     Raises:
-        InputError: a file is missing or not YAML, or a key or value is not one the configuration has. Whether the
-            values fit together is another question: see `check_config`.
+        InputError: a file is missing or not YAML, a key or value is not one the configuration has, or the values of a
+            component do not fit together. Whether the components fit together is another question: see `check_config`.
     """
     words = _Layer("command line", _read_words(overrides))
     preset = words.values.pop("preset", None)
@@ -63,26 +79,38 @@ def load_config(
     if preset is not None:
         layers = [*_read_preset(preset, Path()), *layers[-1:]]
     layers.append(words)
-    named = [layer.values["init_from"] for layer in layers if "init_from" in layer.values]
-    if named and named[-1] is not None:
-        run = Path(str(named[-1])).expanduser()
-        layers.insert(0, _Layer(f"init_from {run}", dict(start) if start else _read_start(run)))
+    given = ChainMap(*(layer.values for layer in reversed(layers)), {"output_dir": FIELDS["output_dir"].default})
+    if isinstance(given.get("init_from"), str) and isinstance(given["output_dir"], str):
+        init_from, output_dir = map(os.path.expanduser, (given["init_from"], given["output_dir"]))
+        start = _read_start(Path(init_from))
+        if start_of and not start:
+            start = dict(start_of(init_from, output_dir))
+        layers.insert(0, _Layer(f"init_from {Path(init_from)}", start))
     return _join(layers)
 
 
 def load_run(run: Path, overrides: Sequence[str] = ()) -> Loaded:
-    """The configuration that a run keeps, its files found wherever it lies by now; `overrides` as in `load_config`."""
+    """Return the configuration that a run keeps, its files found wherever it lies by now.
+
+    Args:
+        run: its directory. Older versions took keys that were ignored: they are taken as unset.
+        overrides: as in `load_config`.
+    """
     file = run / CONFIG
-    return _join([*_read_file(file, f"file {file}", of_run=True), _Layer("command line", _read_words(overrides))])
+    layers = _read_file(file, f"file {file}", of_run=True)
+    values = with_kind({key: field.default for key, field in FIELDS.items()} | layers[-1].values)
+    for key in ignored_keys(FIELDS, values):
+        del layers[-1].values[key]
+    return _join([*layers, _Layer("command line", _read_words(overrides))])
 
 
 def dump_run(config: Config, run: Path) -> str:
-    """The whole configuration as config.yaml of a run keeps it."""
+    """Return the whole configuration as config.yaml of a run keeps it."""
     return dump_config(_build(for_the_run(run, flat_values(config)), {}))
 
 
 def _join(layers: Sequence[_Layer]) -> Loaded:
-    """The configuration of some layers, of which later ones win."""
+    """Build the configuration of some layers, of which later ones win."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer in layers:
@@ -94,17 +122,12 @@ def _join(layers: Sequence[_Layer]) -> Loaded:
 
 
 def dump_config(config: Config) -> str:
-    """The whole configuration as YAML that `load_config` reads back equal."""
+    """Return the whole configuration as YAML that `load_config` reads back equal."""
     return dump_yaml(asdict(config))
 
 
-def flat_values(config: Config) -> dict[str, Any]:
-    """Every value by its dotted key."""
-    return {key: attrgetter(key)(config) for key in FIELDS}
-
-
 def derived_values(config: Config) -> dict[str, Any]:
-    """What unset keys amount to, and the padded vocabulary, as far as the configuration alone tells."""
+    """Return by key what unset keys amount to, and the padded vocabulary, as far as the configuration alone tells."""
     model, train = config.model, config.train
     values = {
         "model.num_kv_heads": model.kv_heads,
@@ -131,7 +154,7 @@ def _read_words(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _read_file(path: Path, origin: str, seen: tuple[Path, ...] = (), of_run: bool = False) -> list[_Layer]:
-    """The layers of a file: those of its presets, which give way, and then its own."""
+    """Return the layers of a file: those of its presets, which give way, and then its own."""
     seen = (*seen, path.resolve())
     if len(set(seen)) < len(seen):
         raise InputError(f"presets in a circle: {' -> '.join(map(str, seen))}")
@@ -156,18 +179,18 @@ def _read_preset(preset: Any, beside: Path, seen: tuple[Path, ...] = ()) -> list
 
 
 def _read_start(run: Path) -> dict[str, Any]:
-    """Architecture and tokenizer of the run that training starts from; what is no run (any more) says nothing."""
+    """Return architecture and tokenizer of the run that training starts from, or nothing for what is no run."""
     return start_values(load_run(run).config) if (run / CONFIG).is_file() else {}
 
 
 def start_values(config: Config) -> dict[str, Any]:
-    """What a configuration implies for a run that starts from its model: architecture and tokenizer, by key."""
+    """Return what a configuration implies for a run that starts from its model: architecture and tokenizer, by key."""
     values = flat_values(config).items()
     return {key: value for key, value in values if key.startswith(("model.", "tokenizer.")) and value is not None}
 
 
 def _flatten(content: Mapping[Any, Any], where: str, prefix: str = "") -> dict[str, Any]:
-    """Nested mapping -> dotted keys, all of them real."""
+    """Turn a nested mapping into dotted keys, all of them real."""
     flat: dict[str, Any] = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
@@ -202,11 +225,13 @@ _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal",
 
 
 def _explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """Pydantic's report as one line: key, value given, its origin, what is expected."""
+    """Put pydantic's report into one line: key, value given, its origin, what is expected."""
     expected: dict[str, str] = {}
     for problem in error.errors():
         loc = [str(part) for part in problem["loc"]]
         key = loc[0] if loc[0] in FIELDS else ".".join(loc[:2])
+        if key not in FIELDS:
+            continue  # a section whose values do not fit together: a matter for when all are of their types
         expected.setdefault(key, type_name(FIELDS[key].annotation))
         if problem["type"] in _BOUNDS:
             expected[key] += f", {problem['msg'].removeprefix('Input should be ')}"

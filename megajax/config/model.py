@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from megajax.config.base import BelowOne, Fraction, InputError, component
+from megajax.config.base import BelowOne, Elsewhere, Fraction, InputError, component
+from megajax.config.needs import Needs, refuse_ignored, require_multiple
 
 Activation = Literal["gelu", "gelu_exact", "relu", "squared_relu", "swiglu", "geglu"]
+POSITIONS = {"gpt": ("learned", "rope", "alibi", "none"), "bert": ("learned",), "t5": ("relative",)}
+"""The values of `model.positions` that a family has."""
+GPT = Needs("model.family", ("gpt",))
+BERT = Needs("model.family", ("bert",))
+T5 = Needs("model.family", ("t5",))
+ROPE = Needs("model.positions", ("rope",))
+SCALED_ROPE = Needs("model.rope_scaling_factor")
+MIXTURE = Needs("model.experts")
 
 
 @component
@@ -17,128 +26,194 @@ class ModelConfig:
 
     family: Literal["gpt", "bert", "t5"] = "gpt"
     """Decoder, encoder (BERT, RoBERTa), or both (T5)."""
-    num_layers: PositiveInt = 12
+    num_layers: Annotated[PositiveInt, Elsewhere("num_hidden_layers n_layer n_layers decoder_num_layers")] = 12
     """L, transformer blocks (t5: of the decoder)."""
-    encoder_layers: PositiveInt | None = None
+    encoder_layers: Annotated[PositiveInt | None, T5, Elsewhere("encoder_num_layers")] = None
     """t5: blocks of the encoder; unset = num_layers."""
-    hidden_size: PositiveInt = 768
+    hidden_size: Annotated[PositiveInt, Elsewhere("n_embd d_model dim")] = 768
     """D, width of the residual stream."""
-    num_heads: PositiveInt = 12
+    num_heads: Annotated[PositiveInt, Elsewhere("num_attention_heads n_head n_heads")] = 12
     """N, query heads."""
-    num_kv_heads: int | None = None
+    num_kv_heads: Annotated[
+        int | None, Elsewhere("num_query_groups num_key_value_heads n_kv_heads group_query_attention")
+    ] = None
     """K, key/value heads (Megatron: query groups); unset = num_heads (no grouping)."""
-    head_dim: PositiveInt | None = None
+    head_dim: Annotated[PositiveInt | None, Elsewhere("kv_channels")] = None
     """H, width of one head (Megatron: kv channels); unset = hidden_size / num_heads."""
-    ffn_hidden_size: PositiveInt | None = None
+    ffn_hidden_size: Annotated[PositiveInt | None, Elsewhere("intermediate_size n_inner")] = None
     """F, width of the MLP; unset = 4 D, or int(8 D / 3 / 64) * 64 where it is gated (Megatron's rule)."""
-    max_positions: PositiveInt = 1024
+    max_positions: Annotated[PositiveInt, Elsewhere("max_position_embeddings n_positions n_ctx")] = 1024
     """Longest sequence the model can see; rows of the position table when positions are learned."""
     vocab_size: PositiveInt | None = None
     """Vocabulary that counts; unset = the tokenizer's. Padding rows are added after it, never counted."""
-    vocab_multiple: PositiveInt = 128
+    vocab_multiple: Annotated[PositiveInt, Elsewhere("make_vocab_size_divisible_by")] = 128
     """Rows of the embedding table are padded to a multiple of this, and of pipe x tensor."""
-    positions: Literal["learned", "rope", "alibi", "relative", "none"] = "learned"
+    positions: Annotated[
+        Literal["learned", "rope", "alibi", "relative", "none"],
+        Elsewhere("position_embedding_type use_rotary_position_embeddings=rope no_position_embedding=none"),
+    ] = "learned"
     """How a token knows its place: a learned table, rotary embedding, distances that lower the attention (alibi), a
     learned bias of distances (relative: t5), or not at all."""
-    position_offset: NonNegativeInt = 0
+    position_offset: Annotated[NonNegativeInt, BERT] = 0
     """Rows of the learned table before that of the first position (RoBERTa: 2)."""
-    rope_base: PositiveFloat = 10_000.0
+    rope_base: Annotated[PositiveFloat, ROPE, Elsewhere("rotary_base rope_theta")] = 10_000.0
     """Theta of the rotary embedding."""
-    rope_fraction: Fraction = 1.0
+    rope_fraction: Annotated[Fraction, ROPE, Elsewhere("rotary_percent partial_rotary_factor")] = 1.0
     """Share of each head that is rotated (Megatron: rotary percent)."""
-    rope_scaling_factor: PositiveFloat | None = None
+    rope_scaling_factor: Annotated[PositiveFloat | None, ROPE, Elsewhere("rope_scaling use_rope_scaling=8")] = None
     """LLaMA 3.1: long waves of the rotary embedding turn this many times slower, for a longer context; unset = off."""
-    rope_low_frequency: PositiveFloat = 1.0
+    rope_low_frequency: Annotated[PositiveFloat, SCALED_ROPE] = 1.0
     """Waves that turn less often than this within the original context are slowed down fully."""
-    rope_high_frequency: PositiveFloat = 4.0
+    rope_high_frequency: Annotated[PositiveFloat, SCALED_ROPE] = 4.0
     """Waves that turn more often than this within it are left alone."""
-    rope_original_positions: PositiveInt = 8192
+    rope_original_positions: Annotated[PositiveInt, SCALED_ROPE] = 8192
     """Context that the model was first trained with."""
-    relative_buckets: PositiveInt = 32
+    relative_buckets: Annotated[PositiveInt, T5, Elsewhere("relative_attention_num_buckets")] = 32
     """t5: distances told apart."""
-    relative_max_distance: PositiveInt = 128
+    relative_max_distance: Annotated[PositiveInt, T5, Elsewhere("relative_attention_max_distance")] = 128
     """t5: distances from here on share a bucket."""
-    window: PositiveInt | None = None
+    window: Annotated[PositiveInt | None, GPT, Elsewhere("sliding_window window_size")] = None
     """Sliding window (Mistral): a token sees itself and the window - 1 tokens before it; unset = all before it."""
-    attention_scale: PositiveFloat | None = None
+    attention_scale: Annotated[PositiveFloat | None, Elsewhere("softmax_scale")] = None
     """Factor of the attention scores; unset = 1 / sqrt(H)."""
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm: Annotated[Literal["layernorm", "rmsnorm"], Elsewhere("normalization")] = "layernorm"
     """Normalisation before attention, before the MLP and before the head."""
-    norm_placement: Literal["pre", "post"] = "pre"
+    norm_placement: Annotated[Literal["pre", "post"], BERT] = "pre"
     """Normalise the input of a branch, or the sum after it (the first BERT); then there is no norm before the head."""
     embedding_norm: bool = False
     """Normalise the embedding as well (BLOOM, the first BERT)."""
-    norm_eps: PositiveFloat = 1e-5
+    norm_eps: Annotated[PositiveFloat, Elsewhere("norm_epsilon layernorm_epsilon layer_norm_epsilon rms_norm_eps")] = (
+        1e-5
+    )
     """Added to the variance inside the norm."""
-    activation: Activation = "gelu"
+    activation: Annotated[
+        Activation, Elsewhere("swiglu=swiglu squared_relu=squared_relu hidden_act activation_function")
+    ] = "gelu"
     """MLP non-linearity: GELU in its tanh form, GELU, ReLU, its square (2109.08668), or a unit gated by SiLU or (tanh)
     GELU, which has two input matrices."""
-    bias: bool = True
+    bias: Annotated[bool, Elsewhere("disable_bias_linear=false add_bias_linear")] = True
     """Biases on every linear layer."""
-    qkv_bias: bool | None = None
+    qkv_bias: Annotated[bool | None, Elsewhere("add_qkv_bias=true")] = None
     """Bias on the query/key/value projection; unset = bias."""
-    qk_norm: bool = False
+    qk_norm: Annotated[bool, Elsewhere("qk_layernorm=true")] = False
     """Normalise each query and key head before the rotary embedding."""
-    tied_head: bool = True
+    tied_head: Annotated[bool, Elsewhere("untie_embeddings_and_output_weights=false tie_word_embeddings")] = True
     """Use the token embedding as the output matrix."""
-    head_activation: Literal["gelu", "gelu_exact", "relu"] | None = None
+    head_activation: Annotated[Literal["gelu", "gelu_exact", "relu"] | None, BERT] = None
     """bert: non-linearity of the head that restores masked tokens (Megatron-LM's BERT: gelu_exact); unset =
     activation."""
-    token_types: NonNegativeInt = 0
+    token_types: Annotated[NonNegativeInt, BERT, Elsewhere("type_vocab_size")] = 0
     """bert: kinds of tokens that have an embedding (first or second part of a pair); 0 = none."""
-    pair_task: bool = False
+    pair_task: Annotated[bool, BERT, Elsewhere("bert_binary_head bert_no_binary_head=false")] = False
     """bert: learn which part of a pair comes first as well (Megatron's sentence order), from a pooled first token."""
-    experts: NonNegativeInt = 0
+    experts: Annotated[NonNegativeInt, Elsewhere("num_experts num_local_experts")] = 0
     """E, MLPs of every layer of which each token uses some (a mixture); 0 = one MLP for all."""
-    experts_per_token: PositiveInt = 2
+    experts_per_token: Annotated[PositiveInt, MIXTURE, Elsewhere("moe_router_topk num_experts_per_tok")] = 2
     """k, those that a token uses."""
-    expert_ffn_size: PositiveInt | None = None
+    expert_ffn_size: Annotated[PositiveInt | None, MIXTURE, Elsewhere("moe_ffn_hidden_size moe_intermediate_size")] = (
+        None
+    )
     """F of an expert; unset = ffn_hidden_size."""
-    shared_ffn_size: NonNegativeInt = 0
+    shared_ffn_size: Annotated[
+        NonNegativeInt, MIXTURE, Elsewhere("moe_shared_expert_intermediate_size shared_expert_intermediate_size")
+    ] = 0
     """F of an MLP beside the experts that all tokens use; 0 = none."""
-    shared_gate: bool = False
+    shared_gate: Annotated[bool, Needs("model.shared_ffn_size"), Elsewhere("moe_shared_expert_gate=true")] = False
     """Weigh the shared MLP by a learned sigmoid of the token (Qwen)."""
-    router_renormalize: bool = True
+    router_renormalize: Annotated[bool, MIXTURE, Elsewhere("norm_topk_prob moe_router_pre_softmax=false")] = True
     """Weights of a token's k experts sum to 1 (Mixtral); off: their share of the softmax over all experts."""
-    balance_loss: NonNegativeFloat = 0.0
+    balance_loss: Annotated[NonNegativeFloat, MIXTURE, Elsewhere("moe_aux_loss_coeff router_aux_loss_coef")] = 0.0
     """Factor of the loss that spreads the tokens of a sequence over the experts."""
-    z_loss: NonNegativeFloat = 0.0
+    z_loss: Annotated[NonNegativeFloat, MIXTURE, Elsewhere("moe_z_loss_coeff")] = 0.0
     """Factor of the loss that keeps the router's logits small."""
     attention_dropout: BelowOne = 0.0
     """Dropout rate on attention probabilities."""
     hidden_dropout: BelowOne = 0.0
     """Dropout rate on the embedding and on every branch before it joins the residual stream."""
-    init_std: NonNegativeFloat = 0.02
+    init_std: Annotated[NonNegativeFloat, Elsewhere("init_method_std initializer_range")] = 0.02
     """Standard deviation of the initial weights; output layers use init_std / sqrt(2 L)."""
+
+    def __post_init__(self) -> None:
+        """Refuse what the family does not have or would ignore, and sizes that do not fit together."""
+        refuse_ignored("model", self)
+        self._check_family()
+        self._check_sizes()
+        if self.experts:
+            self._check_experts()
+
+    def _check_family(self) -> None:
+        allowed = POSITIONS[self.family]
+        if self.positions not in allowed:
+            remedy = f"use {' or '.join(allowed)}"
+            raise InputError(f"model.positions {self.positions} does not go with model.family {self.family}: {remedy}")
+        if self.family == "bert" and not self.tied_head:
+            raise InputError("model.tied_head: the head of bert is its embedding, leave it true")
+        if self.family != "t5":
+            return
+        if self.kv_heads != self.num_heads:
+            raise InputError(f"model.num_kv_heads is {self.num_kv_heads}: t5 has one per head, leave it unset")
+        if self.bias or self.has_qkv_bias:
+            raise InputError("model.bias: t5 has no biases, set model.bias=false")
+        if self.embedding_norm:
+            raise InputError("model.embedding_norm: t5 has none, set it to false")
+        buckets, far = self.relative_buckets, self.relative_max_distance
+        if buckets % 4 or far <= buckets // 2:
+            raise InputError(
+                f"model.relative_buckets {buckets} and relative_max_distance {far}: "
+                "use a multiple of 4, and a distance of more than half of it"
+            )
+
+    def _check_sizes(self) -> None:
+        n, k = self.num_heads, self.kv_heads
+        if k < 1:
+            raise InputError(f"model.num_kv_heads is {k}: use a divisor of model.num_heads {n}, or leave it unset")
+        remedy = "every key/value head serves the same number of query heads"
+        require_multiple("model.num_heads", n, "model.num_kv_heads", k, remedy)
+        if self.head_dim is None:
+            remedy = "change one of them, or set model.head_dim"
+            require_multiple("model.hidden_size", self.hidden_size, "model.num_heads", n, remedy)
+        if (self.expert_size if self.experts else self.ffn_size) < 1:
+            raise InputError(f"model.ffn_hidden_size comes out as 0 for hidden_size {self.hidden_size}: set it")
+
+    def _check_experts(self) -> None:
+        experts, k = self.experts, self.experts_per_token
+        if self.family != "gpt":
+            raise InputError(f"model.experts goes with model.family gpt, not {self.family}: leave it at 0")
+        if self.bias:
+            raise InputError("model.experts goes without biases: set model.bias=false (model.qkv_bias may stay)")
+        if k > experts:
+            raise InputError(
+                f"model.experts_per_token {k} exceeds model.experts {experts}: lower the one or raise the other"
+            )
 
     @property
     def position_rows(self) -> int:
-        """P, rows of a learned table of positions."""
+        """Return P, the rows of a learned table of positions."""
         return self.max_positions + self.position_offset
 
     @property
     def kv_heads(self) -> int:
-        """K after the default."""
+        """Return K, the key/value heads, after the default."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def head_size(self) -> int:
-        """H after the default."""
+        """Return H, the width of a head, after the default."""
         return self.head_dim or self.hidden_size // self.num_heads
 
     @property
     def gated(self) -> bool:
-        """Whether the MLP multiplies two input matrices."""
+        """Say whether the MLP multiplies two input matrices."""
         return self.activation in ("swiglu", "geglu")
 
     @property
     def expert_size(self) -> int:
-        """F of an expert after the default."""
+        """Return F of an expert, after the default."""
         return self.expert_ffn_size or self.ffn_size
 
     @property
     def ffn_size(self) -> int:
-        """F after the default."""
+        """Return F, the width of the MLP, after the default."""
         if self.ffn_hidden_size is not None:
             return self.ffn_hidden_size
         if self.gated:
@@ -147,12 +222,12 @@ class ModelConfig:
 
     @property
     def has_qkv_bias(self) -> bool:
-        """Whether the query/key/value projection has a bias, after the default."""
+        """Say whether the query/key/value projection has a bias, after the default."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
 
     @property
     def padded_vocab_size(self) -> NonNegativeInt:
-        """V, rows of the embedding table; those past `vocab_size` take part in nothing."""
+        """Return V, the rows of the embedding table; those past `vocab_size` take part in nothing."""
         if self.vocab_size is None:
             raise InputError("model.vocab_size is not known yet: set it or give a tokenizer")
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple

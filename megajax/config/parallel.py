@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from megajax.config.base import component
+from megajax.config.base import Elsewhere, InputError, component
 from megajax.config.model import ModelConfig
+from megajax.config.needs import require_multiple
 
 AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
 """Mesh axes, slowest to fastest: the first six fields of ParallelConfig."""
@@ -29,21 +30,26 @@ def fit_vocabulary(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:
 class ParallelConfig:
     """Sizes of the mesh axes, slowest to fastest: pipe, data, fsdp, expert, context, tensor."""
 
-    pipe: PositiveInt = 1
+    pipe: Annotated[PositiveInt, Elsewhere("pipeline_model_parallel_size pp")] = 1
     """Pipeline stages."""
-    chunks: PositiveInt = 1
+    chunks: Annotated[
+        PositiveInt,
+        Elsewhere("num_virtual_stages_per_pipeline_rank num_layers_per_virtual_pipeline_stage=LAYERS/(PIPE*N)"),
+    ] = 1
     """Chunks of layers per pipeline stage (Megatron: virtual stages); more than 1 interleaves, for a smaller bubble."""
-    data: PositiveInt | Literal["auto"] = "auto"
+    data: Annotated[PositiveInt | Literal["auto"], Elsewhere("data_parallel_size dp")] = "auto"
     """Replicas of the model; auto = the devices that the other axes leave."""
-    fsdp: PositiveInt = 1
+    fsdp: Annotated[
+        PositiveInt, Elsewhere("data_parallel_sharding_strategy use_megatron_fsdp=DEVICES use_torch_fsdp2=DEVICES")
+    ] = 1
     """Ways the batch and every weight are sharded, weights gathered layer by layer (ZeRO-3)."""
-    expert: PositiveInt = 1
+    expert: Annotated[PositiveInt, Elsewhere("expert_model_parallel_size ep")] = 1
     """Ways the experts of a mixture are sharded."""
-    context: PositiveInt = 1
+    context: Annotated[PositiveInt, Elsewhere("context_parallel_size cp")] = 1
     """Ways the sequence is sharded in attention."""
-    tensor: PositiveInt = 1
+    tensor: Annotated[PositiveInt, Elsewhere("tensor_model_parallel_size tp")] = 1
     """Ways heads, MLP and vocabulary are sharded (Megatron tensor parallelism)."""
-    zero: Literal[0, 1] = 0
+    zero: Annotated[Literal[0, 1], Elsewhere("use_distributed_optimizer=1")] = 0
     """1 = master weights and optimizer state are split over data as well (ZeRO-1): gradients are reduce-scattered, and
     the weights gathered once a step in the compute dtype."""
     whole_heads: bool = False
@@ -53,7 +59,39 @@ class ParallelConfig:
     simulate_devices: NonNegativeInt = 0
     """Run on this many simulated CPU devices instead of the real ones; 0 = off."""
 
+    def __post_init__(self) -> None:
+        """Refuse chunks without stages."""
+        if self.chunks > 1 and self.pipe == 1:
+            raise InputError(
+                f"parallel.chunks={self.chunks} interleaves pipeline stages: set parallel.pipe, or leave it at 1"
+            )
+
     @property
     def sizes(self) -> dict[str, int]:
-        """Size of every mesh axis; `data` is a number where no devices are left to be counted."""
+        """Return the size of every mesh axis; `data` is a number where no devices are left to be counted."""
         return {axis: getattr(self, axis) for axis in AXES}
+
+
+def resolve_mesh(parallel: ParallelConfig, num_devices: int) -> dict[str, int]:
+    """Return the size of every mesh axis, slowest first, with `auto` worked out.
+
+    Raises:
+        InputError: the mesh does not take exactly `num_devices` devices; shows the arithmetic.
+    """
+    sizes = parallel.sizes
+    if parallel.data == "auto":
+        others = {axis: size for axis, size in sizes.items() if axis != "data"}
+        replica = math.prod(others.values())
+        require_multiple("the number of devices", num_devices, _product(others), replica, _MESH_REMEDY)
+        sizes["data"] = num_devices // replica
+    elif math.prod(sizes.values()) != num_devices:
+        product = f"{_product(sizes)} {math.prod(sizes.values())}"
+        raise InputError(f"the mesh takes {product} devices, but there are {num_devices}: {_MESH_REMEDY}")
+    return sizes
+
+
+_MESH_REMEDY = "change the parallel.* sizes, or the devices (parallel.simulate_devices=N needs no GPU)"
+
+
+def _product(sizes: dict[str, int]) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items()) + " ="

@@ -20,7 +20,7 @@ _BY_BARE_NAME = ("", "models", "recipes")
 
 
 def find_config(name: str, beside: Path = Path()) -> Path:
-    """The configuration file of this name.
+    """Find the configuration file of this name.
 
     Args:
         name: a path relative to `beside` or to `configs/`, or the bare name of a preset or recipe; `.yaml` may be left
@@ -45,7 +45,7 @@ def find_config(name: str, beside: Path = Path()) -> Path:
 
 
 def find_bundled(path: str) -> str:
-    """A file as the user named it; where there is none, the one in `configs/` of this name that MegaJAX brings."""
+    """Return a file as the user named it, or else the one of this name that MegaJAX brings in `configs/`."""
     name = Path(path)
     if name.parts[:1] == ("configs",) and not name.exists():
         bundled = CONFIGS / name.relative_to("configs")
@@ -54,7 +54,7 @@ def find_bundled(path: str) -> str:
 
 
 def list_presets() -> dict[str, str]:
-    """The name of every configuration, as short as it can be, with its title: how the first line of its file begins."""
+    """List every configuration by its shortest name, with its title, which is how the first line of its file begins."""
     presets = {}
     folders = [*_BY_BARE_NAME, *sorted({path.parent.name for path in CONFIGS.glob("*/*.yaml")} - set(_BY_BARE_NAME))]
     for folder in folders:
@@ -66,7 +66,7 @@ def list_presets() -> dict[str, str]:
 
 
 def _nearest(name: str) -> list[str]:
-    """Names that this one may have meant, best first."""
+    """Return the names that this one may have meant, best first."""
     wanted = Path(name).with_suffix("").name if name.endswith(".yaml") else Path(name).name
     names = {preset.rpartition("/")[2]: preset for preset in reversed(list_presets())}
     same = [preset for preset in list_presets() if preset.rpartition("/")[2] == wanted]

@@ -30,7 +30,7 @@ TOKENIZER_FILES = ("model", "vocab", "merges", "chat_template")
 
 
 def for_the_run(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by key as config.yaml of `run` keeps them, from those that are right in the working directory."""
+    """Turn values by key that are right in the working directory into those that config.yaml of `run` keeps."""
     base = os.path.realpath(run)
 
     def name(path: str) -> str:
@@ -45,7 +45,7 @@ def for_the_run(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_the_run(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by key as they are right in the working directory, from those in config.yaml of `run`."""
+    """Turn values by key in config.yaml of `run` into those that are right in the working directory."""
     new = (run / IDENTITY).is_file()
 
     def path(name: str) -> str:
@@ -57,7 +57,7 @@ def from_the_run(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tokenizer_files(run: Path, values: Mapping[str, Any], path: Callable[[str], str]) -> dict[str, str]:
-    """Where they are; if they are nowhere, where they should be."""
+    """Return by key where the tokenizer's files are; if they are nowhere, where they should be."""
     files = {}
     trained, default = TRAINED_TOKENIZER.get(values.get("tokenizer.type", ""), ("", ""))
     for field in TOKENIZER_FILES:
@@ -72,7 +72,7 @@ def _tokenizer_files(run: Path, values: Mapping[str, Any], path: Callable[[str],
 
 
 def same_paths(one: Any, other: Any) -> bool:
-    """Whether two values of a key name the same places, however they are spelled."""
+    """Say whether two values of a key name the same places, however they are spelled."""
     return _real(one) == _real(other)
 
 

@@ -1,62 +1,165 @@
-"""Length of the run, batch sizes, numbers and memory of the training step."""
+"""What a training step does: batch sizes, numbers and memory, the update rule and its schedule, bad steps."""
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from megajax.config.base import PathName, component
+from megajax.config.base import BelowOne, Elsewhere, Fraction, InputError, component
+from megajax.config.needs import Needs, refuse_ignored, require_multiple
 
 ACTIVATION_NAMES = ("block_input", "attention_residual", "qkv", "attention_out", "mlp_hidden", "mlp_residual")
 """Activations of a block that `train.remat` can keep (the last one is the next block's input if norms come first)."""
+ADAM_OR_LION = Needs("optim.name", ("adamw", "lion", "muon"))
+DECAY = Needs("optim.decay_style", ("linear", "cosine", "inverse_sqrt", "wsd"))
+DECAY_LENGTH = DECAY._replace(others=("optim.warmup_fraction",))
+WARMUP = Needs("optim.warmup_steps", others=("optim.warmup_samples", "optim.warmup_fraction"))
+WSD = Needs("optim.decay_style", ("wsd",))
+FP16 = Needs("train.precision", ("fp16",))
+DYNAMIC = Needs("loss_scale.constant", (None,))
 
 
 @component
 class TrainConfig:
     """How long, how many at a time, in which precision."""
 
-    steps: PositiveInt | None = None
+    steps: Annotated[PositiveInt | None, Elsewhere("train_iters max_steps")] = None
     """Length of the run in optimizer steps."""
-    samples: PositiveInt | None = None
+    samples: Annotated[PositiveInt | None, Elsewhere("train_samples")] = None
     """Length of the run in samples, instead of steps (needed with a batch-size ramp-up)."""
-    global_batch_size: PositiveInt = 8
+    global_batch_size: Annotated[PositiveInt, Elsewhere("batch_size")] = 8
     """Samples per step, over all devices."""
-    micro_batch_size: int = 1
+    micro_batch_size: Annotated[int, Elsewhere("per_device_train_batch_size")] = 1
     """Samples that one data-parallel replica (data x fsdp) pushes through the model at a time."""
-    rampup: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+    rampup: Annotated[tuple[PositiveInt, PositiveInt, PositiveInt] | None, Elsewhere("rampup_batch_size")] = None
     """Batch-size ramp-up (start, increment, samples), Megatron's --rampup-batch-size."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1234
     """Initial weights, sample order and dropout all follow from it."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], Elsewhere("bf16=bf16 fp16=fp16 dtype")] = "fp32"
     """Numbers of the forward and backward pass; weights at rest, gradients and optimizer stay fp32."""
-    remat: Literal["none", "selective", "full"] | tuple[str, ...] = "selective"
+    remat: Annotated[
+        Literal["none", "selective", "full"] | tuple[str, ...],
+        Elsewhere(
+            "recompute_granularity recompute_activations=selective recompute_modules gradient_checkpointing=full"
+        ),
+    ] = "selective"
     """What the backward pass recomputes: nothing, all but named activations, all but block inputs; or names to keep."""
-    deterministic: bool = False
+    deterministic: Annotated[bool, Elsewhere("deterministic_mode=true")] = False
     """GPU kernels that give the same bits every time; slower. CPUs always do."""
-    exit_duration: PositiveFloat | None = None
+    exit_duration: Annotated[PositiveFloat | None, Elsewhere("exit_duration_in_mins")] = None
     """Minutes after which the run saves and ends, to be started again; unset = never."""
-    attention: Literal["auto", "xla", "cudnn", "ring"] = "auto"
+    attention: Annotated[
+        Literal["auto", "xla", "cudnn", "ring"], Elsewhere("attention_backend use_flash_attn attn_implementation")
+    ] = "auto"
     """Attention kernel; auto = cudnn on GPUs in bf16/fp16, else xla; ring = keys and values travel round the context
     shards instead of being gathered. A forced kernel that cannot run is an error."""
+
+    def __post_init__(self) -> None:
+        """Refuse batch sizes, lengths and names of activations that do not fit together."""
+        micro, size = self.micro_batch_size, self.global_batch_size
+        if not 1 <= micro <= size:
+            raise InputError(f"train.micro_batch_size is {micro}: use 1 to {size}, the train.global_batch_size")
+        if self.rampup is not None:
+            start, increment, _ = self.rampup
+            if start > size:
+                raise InputError(f"train.rampup starts at {start}, above train.global_batch_size {size}")
+            way, remedy = f"train.rampup: {size} - {start} =", "the last one has to end at the global batch size"
+            require_multiple(way, size - start, "the increment", increment, remedy)
+            if self.samples is None:
+                raise InputError("train.rampup needs a run counted in samples: set train.samples, not train.steps")
+        for name in () if isinstance(self.remat, str) else self.remat:
+            if name not in ACTIVATION_NAMES:
+                near = difflib.get_close_matches(name, ACTIVATION_NAMES, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"the names are {', '.join(ACTIVATION_NAMES)}"
+                raise InputError(f"train.remat: no activation is called {name}: {hint}")
+        if self.steps is not None and self.samples is not None:
+            raise InputError(f"train.steps {self.steps} and train.samples {self.samples} are both set: keep one")
+
+
+@component
+class OptimConfig:
+    """The update rule and its schedule. Counts are in steps, or in samples where the name says so."""
+
+    name: Annotated[Literal["adamw", "sgd", "lion", "muon"], Elsewhere("optimizer")] = "adamw"
+    """Update rule. muon applies to the matrices of the blocks; everything else then uses adamw."""
+    lr: Annotated[PositiveFloat, Elsewhere("learning_rate")] = 3e-4
+    """Peak learning rate."""
+    min_lr: Annotated[NonNegativeFloat, DECAY] = 0.0
+    """Learning rate after the decay."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Decoupled weight decay, on matrices and embeddings only."""
+    beta1: Annotated[BelowOne, ADAM_OR_LION, Elsewhere("adam_beta1")] = 0.9
+    """First-moment decay (adamw, lion, muon's adamw part)."""
+    beta2: Annotated[BelowOne, ADAM_OR_LION, Elsewhere("adam_beta2")] = 0.999
+    """Second-moment decay (adamw; for lion, the decay of its momentum)."""
+    eps: Annotated[PositiveFloat, Needs("optim.name", ("adamw", "muon")), Elsewhere("adam_eps adam_epsilon")] = 1e-8
+    """Added to the root of the second moment."""
+    momentum: Annotated[BelowOne, Needs("optim.name", ("sgd", "muon")), Elsewhere("sgd_momentum")] = 0.9
+    """Momentum of sgd and muon."""
+    clip_grad: Annotated[NonNegativeFloat, Elsewhere("max_grad_norm gradient_clip_val")] = 1.0
+    """Largest global L2 norm of the gradient; 0 = no clipping."""
+    decay_style: Annotated[
+        Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"], Elsewhere("lr_decay_style lr_scheduler_type")
+    ] = "linear"
+    """Shape of the schedule after warm-up."""
+    warmup_init_lr: Annotated[NonNegativeFloat, WARMUP, Elsewhere("lr_warmup_init")] = 0.0
+    """Learning rate at the start of warm-up."""
+    warmup_steps: Annotated[NonNegativeInt, Elsewhere("lr_warmup_iters")] = 0
+    """Linear warm-up, in steps, whatever batch sizes the run has."""
+    warmup_samples: Annotated[NonNegativeInt, Elsewhere("lr_warmup_samples")] = 0
+    """Linear warm-up, in samples."""
+    warmup_fraction: Annotated[Fraction | None, Elsewhere("lr_warmup_fraction warmup_ratio")] = None
+    """Linear warm-up, as a share of the decay."""
+    decay_steps: Annotated[PositiveInt | None, DECAY_LENGTH, Elsewhere("lr_decay_iters")] = None
+    """Steps until min_lr, warm-up included; unset = the whole run."""
+    decay_samples: Annotated[PositiveInt | None, DECAY_LENGTH, Elsewhere("lr_decay_samples")] = None
+    """The same in samples."""
+    wsd_steps: Annotated[PositiveInt | None, WSD, Elsewhere("lr_wsd_decay_iters")] = None
+    """Length of the final decay of wsd, in steps."""
+    wsd_samples: Annotated[PositiveInt | None, WSD, Elsewhere("lr_wsd_decay_samples")] = None
+    """The same in samples."""
+    wsd_style: Annotated[
+        Literal["linear", "cosine", "exponential", "minus_sqrt"], WSD, Elsewhere("lr_wsd_decay_style")
+    ] = "exponential"
+    """Shape of the final decay of wsd."""
+
+    def __post_init__(self) -> None:
+        """Refuse rates and lengths that contradict one another, and those that the rule or the style ignores."""
+        refuse_ignored("optim", self)
+        warmups = [key for key in ("warmup_steps", "warmup_samples", "warmup_fraction") if getattr(self, key)]
+        if len(warmups) > 1:
+            raise InputError(" and ".join(f"optim.{key}" for key in warmups) + " are both set: keep one")
+        for key in ("min_lr", "warmup_init_lr"):
+            if getattr(self, key) > self.lr:
+                raise InputError(f"optim.{key} {getattr(self, key)} is above optim.lr {self.lr}")
+        if self.decay_style == "wsd" and self.wsd_steps is None and self.wsd_samples is None:
+            raise InputError(
+                "optim.decay_style wsd needs the length of its last part: set optim.wsd_steps or wsd_samples"
+            )
 
 
 @component
 class LossScaleConfig:
     """Loss scaling for fp16 (Megatron's constants)."""
 
-    constant: PositiveFloat | None = None
+    constant: Annotated[PositiveFloat | None, FP16, Elsewhere("loss_scale")] = None
     """Fixed scale instead of a dynamic one."""
-    initial: PositiveFloat = 2.0**32
+    initial: Annotated[PositiveFloat, FP16, DYNAMIC, Elsewhere("initial_loss_scale")] = 2.0**32
     """First scale."""
-    minimum: PositiveFloat = 1.0
+    minimum: Annotated[PositiveFloat, FP16, DYNAMIC, Elsewhere("min_loss_scale")] = 1.0
     """Smallest scale."""
-    window: PositiveInt = 1000
+    window: Annotated[PositiveInt, FP16, DYNAMIC, Elsewhere("loss_scale_window")] = 1000
     """Clean steps before the scale doubles."""
-    hysteresis: PositiveInt = 2
+    hysteresis: Annotated[PositiveInt, FP16, DYNAMIC] = 2
     """Overflows before the scale halves."""
-    max_skips_at_minimum: PositiveInt = 10
+    max_skips_at_minimum: Annotated[PositiveInt, FP16] = 10
     """Skipped steps in a row at the smallest scale after which the run stops with an error."""
+
+    def __post_init__(self) -> None:
+        """Refuse what a constant scale ignores."""
+        refuse_ignored("loss_scale", self)
 
 
 @component
@@ -66,73 +169,15 @@ class HealthConfig:
     policy: Literal["stop", "skip", "rollback"] = "stop"
     """A bad step changes no weight. Then: end the run; go on with the next batch; or return to the newest checkpoint
     and go on behind the bad step, leaving out the data in between."""
-    spike_factor: PositiveFloat | None = None
+    spike_factor: Annotated[PositiveFloat | None, Elsewhere("check_for_spiky_loss")] = None
     """A loss above this many times its running mean is a spike; unset = none is."""
-    window: PositiveInt = 100
+    window: Annotated[PositiveInt, Needs("health.spike_factor")] = 100
     """Good steps that the running mean is over, and that pass before a spike can be told."""
-    patience: PositiveInt = 10
+    patience: Annotated[PositiveInt, Needs("health.policy", ("skip", "rollback"))] = 10
     """Bad steps in a row (skip), or returns to the same checkpoint (rollback), before the run ends all the same."""
 
-
-@component
-class CheckpointConfig:
-    """When to save and what to keep."""
-
-    every: PositiveInt | None = None
-    """Steps between checkpoints; unset = only at the end."""
-    keep_last: PositiveInt = 2
-    """Newest checkpoints kept."""
-    keep_every: PositiveInt | None = None
-    """Besides, keep every checkpoint whose step is a multiple of this."""
-    keep_best: bool = False
-    """One of those kept is the one of lowest validation loss (the newest is kept besides, even if `keep_last` is 1)."""
-    asynchronous: bool = True
-    """Write in the background while training goes on."""
-    directory: PathName | None = None
-    """Where to, a path or an object store's (gs://...); unset = OUTPUT_DIR/checkpoints."""
-    local: PathName | None = None
-    """A fast directory of every host's own for copies in between, resumed from if newer and complete."""
-    local_every: PositiveInt | None = None
-    """Steps between those copies."""
-
-
-@component
-class EvalConfig:
-    """Loss on held-out text."""
-
-    every: PositiveInt | None = None
-    """Steps between evaluations; unset = only at the end."""
-    steps: NonNegativeInt = 10
-    """Batches per evaluation; 0 = no evaluation."""
-
-
-@component
-class LogConfig:
-    """What is reported, and where."""
-
-    every: PositiveInt = 10
-    """Steps between log lines."""
-    tensorboard: bool = True
-    """Write TensorBoard events into OUTPUT_DIR/tensorboard."""
-    wandb_project: str | None = None
-    """Weights & Biases project; needs the wandb package."""
-    prometheus_port: PositiveInt | None = None
-    """Serve the metrics to Prometheus on this port of process 0; needs the prometheus-client package."""
-    params_norm: bool = False
-    """Log the L2 norm of all parameters."""
-    peak_tflops: NonNegativeFloat | None = None
-    """Dense peak of one device for the MFU; unset = the table of known GPUs, or a measured matmul on CPU."""
-    sample_prompt: str | None = None
-    """Text to continue when training ends; unset = none."""
-    sample_tokens: PositiveInt = 64
-    """Length of that continuation."""
-
-
-@component
-class ProfileConfig:
-    """A trace of some steps for TensorBoard or XProf, in OUTPUT_DIR/profile."""
-
-    start: PositiveInt | None = None
-    """First step traced; unset = none."""
-    stop: PositiveInt | None = None
-    """Last step traced; unset = two more."""
+    def __post_init__(self) -> None:
+        """Refuse what the policy ignores, and spikes that are none."""
+        refuse_ignored("health", self)
+        if self.spike_factor is not None and self.spike_factor <= 1:
+            raise InputError(f"health.spike_factor is {self.spike_factor}: a spike is above 1 x the mean")

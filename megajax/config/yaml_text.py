@@ -42,7 +42,7 @@ class WrittenFloat(float):
 
 
 class _Loader(yaml.SafeLoader):
-    """Core schema, without the silent half of a key given twice."""
+    """A loader of the core schema, which refuses a key that is given twice."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 - as PyYAML declares it
 
@@ -61,7 +61,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what one of both versions takes for something else than a text."""
+    """A dumper that quotes what one of both versions takes for something else than a text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: list(found) for first, found in yaml.SafeDumper.yaml_implicit_resolvers.items()
@@ -91,7 +91,7 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """What a text says; numbers are `WrittenInt` and `WrittenFloat`.
+    """Parse a text; its numbers are `WrittenInt` and `WrittenFloat`.
 
     Raises:
         InputError: it is no YAML, or gives a key twice; names `source` and the line.
@@ -106,7 +106,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def plain(value: Any, *, as_text: bool = False) -> Any:
-    """A parsed value with plain numbers; or, for a key that holds texts, with numbers as they were written."""
+    """Return a parsed value with plain numbers or, for a key that holds texts, with numbers as they were written."""
     match value:
         case WrittenInt() | WrittenFloat():
             return value.text if as_text else int(value) if isinstance(value, int) else float(value)
@@ -118,10 +118,10 @@ def plain(value: Any, *, as_text: bool = False) -> Any:
 
 
 def dump_yaml(value: Any, **style: Any) -> str:
-    """A value of plain types as YAML that `parse_yaml` reads back equal."""
+    """Write a value of plain types as YAML that `parse_yaml` reads back equal."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, **style)
 
 
 def yaml_text(value: Any) -> str:
-    """One value as YAML on one line, as it could be typed into a file or after KEY=."""
+    """Write one value as YAML on one line, as it could be typed into a file or after KEY=."""
     return dump_yaml(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()

@@ -59,9 +59,9 @@ def build_datasets(
 def _paths(config: DataConfig) -> dict[str, tuple[Sequence[str], tuple[float, float] | None]]:
     """Return the data path of every split, and between which fractions of its documents it lies."""
     own = {"train": config.train_path, "valid": config.valid_path, "test": config.test_path}
-    if bool(config.path) + any(own.values()) + config.mock != 1:
+    if not (config.path or config.train_path or config.mock):
         raise InputError("set either data.path, or data.train_path with data.valid_path and data.test_path")
-    if any(own.values()):
+    if config.train_path:
         return {name: (path, (0.0, 1.0)) for name, path in own.items()}
     split = MOCK_SPLIT if config.mock else config.split
     return {name: (config.path or ("mock",), bounds) for name, bounds in parse_split(split).items()}

@@ -27,25 +27,23 @@ from megajax.training.state import CanonicalForm, TrainState
 log = logging.getLogger(__name__)
 
 
-def start_of(config: Config) -> Mapping[str, Any]:
-    """What `init_from` implies by key, where it does not name a run that is there; nothing is written.
+def start_of(init_from: str, output_dir: str) -> Mapping[str, Any]:
+    """Read what `init_from`, which names no run that is there, implies by key; nothing is written.
 
     Raises:
         InputError: it is neither run nor model, or a model that has no counterpart here.
     """
-    if config.init_from is None or _is_run(config.init_from):
-        return {}
-    run = RunDirectory(Path(config.output_dir))
+    run = RunDirectory(Path(output_dir))
     names = _began_from(run) if run.config_file.is_file() else []
-    if not Path(config.init_from).exists() and any(same_paths(name, config.init_from) for name in names):
+    if not Path(init_from).exists() and any(same_paths(name, init_from) for name in names):
         return start_values(load_run(run.path).config)  # it is not needed any more
-    if not Path(config.init_from, "config.json").is_file():
+    if not Path(init_from, "config.json").is_file():
         known = f"; {run.path} began from {names[0]}: name that, or {run.restart}" if names else ""
         raise InputError(
-            f"init_from {config.init_from} is neither a run (config.yaml) nor a Hugging Face model (config.json), from "
+            f"init_from {init_from} is neither a run (config.yaml) nor a Hugging Face model (config.json), from "
             f"{Path.cwd()}{known}"
         )
-    return read_start(Path(config.init_from))
+    return read_start(Path(init_from))
 
 
 def prepare_start(config: Config, run: RunDirectory, trained: bool) -> None:

@@ -24,7 +24,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
 from megajax.config.base import InputError
-from megajax.config.train import LogConfig
+from megajax.config.config import LogConfig
 from megajax.files import atomic_write
 
 Scalars = dict[str, float]

@@ -11,7 +11,7 @@ from typing import Any, Self
 import jax
 
 from megajax.config.base import InputError
-from megajax.config.train import ProfileConfig
+from megajax.config.config import ProfileConfig
 
 
 class ProfileWindow:

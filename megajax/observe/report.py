@@ -35,7 +35,7 @@ from typing import Self
 import jax
 import numpy as np
 
-from megajax.config.train import LogConfig
+from megajax.config.config import LogConfig
 from megajax.models.losses import BESIDES
 from megajax.observe.goodput import Clock, Ledger, describe_goodput, goodput
 from megajax.observe.log_line import Interval, LogRecord, format_evaluation, format_log_line, perplexity

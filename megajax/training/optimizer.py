@@ -34,7 +34,7 @@ import numpy as np
 import optax
 from optax.contrib import MuonDimensionNumbers, MuonState, scale_by_muon
 
-from megajax.config.optim import OptimConfig
+from megajax.config.train import OptimConfig
 from megajax.models.parameters import part_sizes
 
 DECAYED_ROLES = ("matrix", "embedding")

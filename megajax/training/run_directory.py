@@ -27,13 +27,10 @@ from etils import epath
 
 from megajax.checkpoint.directory import Owner, belongs, holds_checkpoints, own
 from megajax.config.base import InputError, NotReady
-from megajax.config.cluster import ClusterConfig
-from megajax.config.config import Config
-from megajax.config.keys import PATH_KEYS
-from megajax.config.load import dump_run, flat_values, load_run
+from megajax.config.config import CheckpointConfig, ClusterConfig, Config
+from megajax.config.keys import PATH_KEYS, flat_values
+from megajax.config.load import dump_run, load_run
 from megajax.config.run_files import CAME_WITH_MODEL, CONFIG, IDENTITY, TOKENIZER_FILES, same_paths
-from megajax.config.switches import ignored_keys
-from megajax.config.train import CheckpointConfig
 from megajax.data.blend import parse_data_path
 from megajax.files import atomic_write, held_alone, remove_leftovers
 
@@ -198,11 +195,11 @@ class RunDirectory:
             raise InputError(f"output_dir {self.path} cannot be written ({error.strerror}): choose another") from error
 
     def _require_same(self, before: Config, config: Config) -> None:
-        old, ignored = flat_values(before), ignored_keys(before)  # as older versions took them
+        old = flat_values(before)
         for key, value in flat_values(config).items():
             if key in ("data.path", "data.train_path") and old[key] and value:
                 self._require_found(key, old[key], value)
-            if key in ignored or any(key == free or key.startswith(f"{free}.") for free in FREE):
+            if any(key == free or key.startswith(f"{free}.") for free in FREE):
                 continue
             if not _is_same(key, old[key], value):
                 then, now = _short(old[key]), _short(value)

@@ -25,8 +25,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from megajax.config.base import InputError
-from megajax.config.optim import OptimConfig
-from megajax.config.train import TrainConfig
+from megajax.config.train import OptimConfig, TrainConfig
 
 
 class Stretch(NamedTuple):

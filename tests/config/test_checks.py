@@ -1,12 +1,17 @@
 """Values that are fine alone and wrong together."""
 
+from dataclasses import replace
+
 import pytest
 
 from megajax.config import (
+    CheckpointConfig,
     Config,
+    HealthConfig,
     InputError,
     ModelConfig,
     ParallelConfig,
+    TokenizerConfig,
     check_batch,
     check_config,
     check_training,
@@ -17,9 +22,8 @@ from megajax.config.parallel import fit_vocabulary
 
 
 def refusal(*words: str) -> str:
-    config = load_config(None, words).config
     with pytest.raises(InputError) as caught:
-        check_config(config)
+        check_config(load_config(None, words).config)
     return str(caught.value)
 
 
@@ -29,6 +33,29 @@ def accept(*words: str) -> None:
 
 def test_defaults_pass():
     check_config(Config())
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: ModelConfig(num_heads=32, hidden_size=64, num_kv_heads=5), "model.num_heads 32 is not a multiple of"),
+        (lambda: replace(ModelConfig(), rope_base=500.0), "model.rope_base is for model.positions rope, not learned"),
+        (lambda: Config(train={"micro_batch_size": 16}), "train.micro_batch_size is 16: use 1 to 8"),
+        (lambda: CheckpointConfig(local="/scratch"), "checkpoint.local and checkpoint.local_every belong together"),
+        (lambda: HealthConfig(spike_factor=0.5), "health.spike_factor is 0.5: a spike is above 1 x the mean"),
+        (lambda: TokenizerConfig(type="tiktoken"), "tokenizer.type tiktoken needs a file: set tokenizer.model"),
+    ],
+)
+def test_a_component_refuses_by_itself_what_does_not_fit(build, expected):
+    """In a notebook as well, by one line, before anything is made of it."""
+    with pytest.raises(InputError) as caught:
+        build()
+    assert str(caught.value).startswith(expected)
+    assert "\n" not in str(caught.value)
+
+
+def test_values_of_wrong_types_come_before_values_that_do_not_fit():
+    assert refusal("train.micro_batch_size=16", "optim.lr=fast") == "`optim.lr` is fast (command line): expected float"
 
 
 @pytest.mark.parametrize(
@@ -157,11 +184,12 @@ def test_batches_and_lengths(words, expected):
 def test_three_replicas_do_not_share_eight_samples_in_pairs():
     words = ["train.global_batch_size=8", "train.micro_batch_size=2"]
     expected = "8 is not a multiple of train.micro_batch_size 2 x data 3 x fsdp 1 = 6 (8 % 6 = 2): use 6 or 12"
+    config = load_config(None, words).config
     with pytest.raises(InputError) as caught:
-        check_batch(load_config(None, words).config, data_size=3)
+        check_batch(config.train, config.parallel, data_size=3)
     assert expected in str(caught.value)
     assert expected in refusal(*words, "parallel.data=3")
-    check_batch(load_config(None, words).config, data_size=4)
+    check_batch(config.train, config.parallel, data_size=4)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Where values come from, and what is said about a wrong key, value or file."""
 
 from dataclasses import is_dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import UnionType
@@ -12,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from megajax.config import Config, InputError, ModelConfig, dump_config, load_config
+from megajax.config import Config, InputError, ModelConfig, OptimConfig, dump_config, load_config
 from megajax.config.keys import FIELDS, OTHER_NAMES, PATH_KEYS, SECTIONS
+from megajax.config.load import load_run
 
 
 def write(path: Path, text: str) -> Path:
@@ -97,16 +99,18 @@ def test_paths_stay_as_written(tmp_path):
 def test_values_on_the_command_line_are_yaml(word, value):
     key = "model.vocab_size" if word.startswith("model={") else word.partition("=")[0]
     section, name = key.split(".")
-    assert getattr(getattr(load_config(None, [word]).config, section), name) == value
+    config = load_config(None, ["train.samples=2000", "train.global_batch_size=32", word]).config
+    assert getattr(getattr(config, section), name) == value
 
 
 def test_home_is_found_in_every_path(monkeypatch):
     """A shell replaces `~` at the beginning of a word only, not behind `output_dir=` or in a file."""
     monkeypatch.setenv("HOME", "/home/ada")
-    words = {key: f"~/{key}" for key in PATH_KEYS}
-    config = load_config(None, [f"{key}={name}" for key, name in words.items()]).config
-    for key, name in words.items():
-        value = attrgetter(key)(config)
+    needed = {"checkpoint.local": "checkpoint.local_every=9"}
+    needed |= dict.fromkeys(("data.valid_path", "data.test_path"), "data.train_path=a")
+    for key in PATH_KEYS:
+        name = f"~/{key}"
+        value = attrgetter(key)(load_config(None, [f"{key}={name}", needed.get(key, "log.every=9")]).config)
         assert value in (name.replace("~", "/home/ada"), (name.replace("~", "/home/ada"),)), key
     assert load_config(None, ["data.path=[0.3, ~/a, 0.70, b~]"]).config.data.path == (
         "0.3",
@@ -187,6 +191,15 @@ def test_a_wrong_value_is_named_with_what_is_expected(word, expected):
     assert refusal(None, word) == expected
 
 
+def test_a_run_of_an_older_version_that_took_keys_which_are_ignored(tmp_path):
+    """They change nothing of it, and do not keep it from being read; in any other file they are refused."""
+    file = write(tmp_path / "config.yaml", "optim: {decay_style: constant, decay_steps: 5, lr: 1.0e-3}\n")
+    assert load_run(tmp_path).config.optim == OptimConfig(decay_style="constant", lr=1e-3)
+    assert "optim.decay_steps is for optim.decay_style linear" in refusal(file)
+    with pytest.raises(InputError, match=r"optim\.min_lr is for optim\.decay_style linear"):
+        load_run(tmp_path, ["optim.min_lr=1e-4"])
+
+
 def test_two_wrong_values_are_both_named(tmp_path):
     run = write(tmp_path / "run.yaml", "optim: {lr: fast}")
     message = refusal(run, "train.seed=x")
@@ -237,11 +250,24 @@ TEXTS = st.one_of(st.text(), st.from_regex(r"[-+]?[0-9_.:eExXoO]{1,6}|[yYnN]|on|
 """Anything, and what may look like something else than a text."""
 
 
+def fitting(component: Any, values: dict[str, Any]) -> Any:
+    """The component with those of the values that it takes beside the ones before them."""
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            component(**kept, **{name: value})
+        except InputError:
+            continue
+        kept[name] = value
+    return component(**kept)
+
+
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
     """Legal values of a field's type: positive whole numbers and fractions in (0, 1] satisfy every bound."""
     origin, arguments = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
-        return st.builds(hint, **{name: values_of(inner) for name, inner in get_type_hints(hint).items()})
+        fields = st.fixed_dictionaries({name: values_of(inner) for name, inner in get_type_hints(hint).items()})
+        return fields.map(partial(fitting, hint))
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin in (Union, UnionType):

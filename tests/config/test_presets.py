@@ -172,7 +172,7 @@ def test_the_175b_recipe_is_for_128_gpus():
     config = load_config("recipes/gpt3_175b_128gpu.yaml").config
     mesh = resolve_mesh(config.parallel, num_devices=128)
     assert mesh == {"pipe": 8, "data": 2, "fsdp": 1, "expert": 1, "context": 1, "tensor": 8}
-    check_batch(config, mesh["data"])
+    check_batch(config.train, config.parallel, mesh["data"])
     assert config.train.samples * 2048 == 300 * 10**9
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from copy import copy
 from functools import cache
 
 import jax
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from megajax.config import Config, InputError, check_config, load_config
-from megajax.config.keys import FIELDS
-from megajax.config.optim import OptimConfig
-from megajax.config.switches import NEEDS, Needs, value_of
+from megajax.config.keys import FIELDS, flat_values
+from megajax.config.needs import Needs
+from megajax.config.train import OptimConfig
 from megajax.models.dropout import sample_keys
 from megajax.models.families import batch_arrays, build_model
 from megajax.models.layout import Layout
@@ -102,7 +102,7 @@ def test_a_key_of_the_model_changes_it_or_is_refused(name: str) -> None:
     assert set(ignored) - {("family", name)} <= SAME, ignored
 
 
-GOVERNED = [(needs, key) for needs in NEEDS for key in needs.keys]
+GOVERNED = [(mark, key) for key, field in FIELDS.items() for mark in field.metadata if isinstance(mark, Needs)]
 VALUES = {
     "data.decoder_seq_length": "12",
     "data.mask_prob": "0.2", "data.short_seq_prob": "0.2", "data.fim_spm_rate": "0.1",
@@ -165,7 +165,7 @@ def test_a_key_is_refused_without_what_it_needs(needs: Needs, key: str) -> None:
         if key.endswith("_samples"):
             units = "train.steps=null train.samples=100 optim.wsd_steps=null"
             units += " optim.wsd_samples=2" if "style=wsd" in words else ""
-        assert value_of(config_of(words, units, word), key) != FIELDS[key].default
+        assert flat_values(config_of(words, units, word))[key] != FIELDS[key].default
 
 
 def test_what_is_refused_names_the_default() -> None:
@@ -184,17 +184,25 @@ def test_what_is_refused_names_the_default() -> None:
     )
 
 
+def unchecked(config: OptimConfig, **changes: object) -> OptimConfig:
+    """The configuration with values that it refuses."""
+    config = copy(config)
+    for key, value in changes.items():
+        object.__setattr__(config, key, value)
+    return config
+
+
 def test_what_the_table_says_of_the_schedule() -> None:
     """The keys that a constant rate refuses change no rate of it; those that it takes do."""
     n = np.arange(0, 120, 4)
     constant = OptimConfig(lr=1e-3, decay_style="constant", warmup_fraction=0.5)
     rates = learning_rate(n, Schedule.from_config(constant, 100, 4))
     for changed, same in (({"min_lr": 1e-4}, True), ({"decay_steps": 10}, False), ({"warmup_init_lr": 1e-4}, False)):
-        others = learning_rate(n, Schedule.from_config(replace(constant, **changed), 100, 4))
+        others = learning_rate(n, Schedule.from_config(unchecked(constant, **changed), 100, 4))
         assert np.array_equal(rates, others) == same, changed
     flat = OptimConfig(lr=1e-3, decay_style="constant")
     for ignored in ({"decay_steps": 10}, {"warmup_init_lr": 1e-4}):
-        others = learning_rate(n, Schedule.from_config(replace(flat, **ignored), 100, 4))
+        others = learning_rate(n, Schedule.from_config(unchecked(flat, **ignored), 100, 4))
         assert np.array_equal(others, learning_rate(n, Schedule.from_config(flat, 100, 4)))
 
 

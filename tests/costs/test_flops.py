@@ -217,7 +217,8 @@ def test_window_bounds_the_keys_that_are_seen():
 
 def test_a_token_of_a_mixture_pays_for_its_experts_alone():
     """2407.10671's kind: of 60 experts of 8 units a token uses 4, and a shared one of 32."""
-    shape = replace(gpt(2, 16, 3), activation="swiglu", experts=60, experts_per_token=4, expert_ffn_size=8)
+    mixture = {"experts": 60, "experts_per_token": 4, "expert_ffn_size": 8, "bias": False}
+    shape = replace(gpt(2, 16, 3), activation="swiglu", **mixture)
     assert count_flops(shape, 1, 10, "full").mlp == 3 * 10 * 6 * 16 * 4 * 8
     assert count_flops(replace(shape, shared_ffn_size=32), 1, 10, "full").mlp == 3 * 10 * 6 * 16 * (4 * 8 + 32)
 
@@ -231,7 +232,7 @@ def test_an_encoder_sees_all_keys_and_has_a_transform():
 
 def test_t5_is_an_encoder_a_decoder_and_the_attention_between_them():
     """16 tokens in, 4 out, D = 16, one layer each: every count written out."""
-    t5 = replace(gpt(2, 16, 1), family="t5", encoder_layers=1, ffn_hidden_size=24)
+    t5 = replace(gpt(2, 16, 1), family="t5", positions="relative", bias=False, encoder_layers=1, ffn_hidden_size=24)
     flops = count_flops(t5, 1, 16, "causal", decoder_sequence=4)
     assert flops.mlp == 2 * (16 + 4) * 16 * 24 * 2
     assert flops.projections == 2 * (16 + 4) * 4 * 16 * 16 + 2 * 16 * 16 * (4 + 4 + 16 + 16)

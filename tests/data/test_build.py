@@ -136,9 +136,16 @@ def test_held_out_splits_too_short_for_a_sample_are_left_out(write_documents, tm
     assert "the 1 tokens of its valid split make no sample" in caplog.text
 
 
-@pytest.mark.parametrize("settings", [{}, {"path": ("a",), "valid_path": ("b",)}])
-def test_sources_are_given_one_way(settings: dict):
-    with pytest.raises(InputError, match=r"set either data\.path, or data\.train_path"):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"set either data\.path, or data\.train_path"),
+        ({"path": ("a",), "valid_path": ("b",)}, r"data\.valid_path goes with data\.train_path"),
+        ({"path": ("a",), "train_path": ("b",)}, r"data\.path and data\.train_path are both set"),
+    ],
+)
+def test_sources_are_given_one_way(settings: dict, message: str):
+    with pytest.raises(InputError, match=message):
         build(**settings)
 
 

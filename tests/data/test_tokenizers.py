@@ -204,8 +204,9 @@ class TestHuggingFace:
     ("settings", "message"),
     [
         ({"type": "null"}, r"tokenizer\.vocab_size is not set"),
-        ({"type": "sentencepiece"}, r"tokenizer\.model is not set"),
-        ({"type": "gpt2_bpe", "vocab": __file__}, r"tokenizer\.merges is not set"),
+        ({"type": "sentencepiece"}, r"tokenizer\.type sentencepiece needs a file: set tokenizer\.model"),
+        ({"type": "sentencepiece", "vocab_size": 9}, r"tokenizer\.model is not set"),
+        ({"type": "gpt2_bpe", "vocab": __file__}, r"tokenizer\.type gpt2_bpe needs a file: set tokenizer\.merges"),
         ({"type": "huggingface", "model": "nowhere.json"}, r"nowhere\.json: no such file \(tokenizer\.model\)"),
         ({"type": "huggingface", "model": __file__}, r"test_tokenizers\.py: not a tokenizer\.json"),
         ({"type": "gpt2_bpe", "vocab": __file__, "merges": __file__}, "not a GPT-2 vocabulary and merges"),

@@ -11,7 +11,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from megajax.config.base import InputError
-from megajax.config.train import LogConfig
+from megajax.config.config import LogConfig
 from megajax.observe.metrics import JsonlWriter, TensorBoardWriter, open_writers
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from megajax.config.base import InputError
-from megajax.config.train import ProfileConfig
+from megajax.config.config import ProfileConfig
 from megajax.observe.profile import ProfileWindow
 
 square = jax.jit(lambda x: x @ x / 8)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megajax.config.train import LogConfig
+from megajax.config.config import LogConfig
 from megajax.observe.goodput import Clock
 from megajax.observe.pace import ENOUGH
 from megajax.observe.report import LateMetrics, Reporter

@@ -42,7 +42,8 @@ def test_what_is_not_finite_is_bad_at_once_and_stays_out_of_the_mean() -> None:
 
 
 def test_without_a_factor_nothing_is_a_spike() -> None:
-    assert judge([1.0] * 5 + [1e6], HealthConfig(window=4))[0] == [False] * 6
+    """Not even after the 100 good steps that the running mean is over."""
+    assert judge([1.0] * 101 + [1e6], HealthConfig())[0] == [False] * 102
 
 
 def bad_step(loss: float, in_a_row: int = 1) -> StepMetrics:

@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from megajax.config import Config, load_config
 from megajax.config.model import ModelConfig
-from megajax.config.optim import OptimConfig
 from megajax.config.parallel import AXES
+from megajax.config.train import OptimConfig
 from megajax.models.families import build_model
 from megajax.models.parameters import annotate
 from megajax.models.parameters import named_leaves as names_and_leaves

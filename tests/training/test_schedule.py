@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megajax.config.base import InputError
-from megajax.config.optim import OptimConfig
-from megajax.config.train import TrainConfig
+from megajax.config.train import OptimConfig, TrainConfig
 from megajax.training.schedule import Schedule, Stretch, learning_rate
 
 STYLES = ("constant", "linear", "cosine", "inverse_sqrt", "wsd")

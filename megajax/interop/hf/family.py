@@ -279,16 +279,17 @@ class Family:
             if values.get(key):
                 raise InputError(f"config.json: there is a {key}, which megajax lacks: save the model without it")
         settings = Settings(values, self.defaults, self.aliases, tensors)
+        fields = _merged(row.read(settings) for row in self.rows)
         try:
-            model = ModelConfig(**_merged(row.read(settings) for row in self.rows))
+            model = ModelConfig(**fields)
+        except InputError as error:
+            raise InputError(f"config.json: {error}") from None
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))
             raise InputError(f"config.json: {problem['input']!s:.60} for {where}: {problem['msg']}") from None
         if values.get("is_causal") not in (None, model_class(model).causal):
             raise InputError(f"config.json: is_causal is {values['is_causal']}, which no {self.model_type} is here")
-        if model.head_size == 0:
-            raise InputError(f"config.json: {model.num_heads} heads in a width of {model.hidden_size}: correct them")
         return model
 
     def write(self, model: ModelConfig) -> dict[str, Any]:

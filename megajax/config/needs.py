@@ -1,0 +1,113 @@
+"""What values need of one another: keys that mean nothing without another key, and sizes that have to divide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pydantic.fields import FieldInfo
+
+from megajax.config.base import InputError
+from megajax.config.yaml_text import yaml_text
+
+
+class Needs(NamedTuple):
+    """The mark of a field that means something only where another key has one of some values.
+
+    Elsewhere the field would be ignored, and is refused instead unless it has its default.
+    """
+
+    key: str
+    values: tuple[str | None, ...] = ()
+    """Any that is set (not 0, false, unset or empty) where there is none."""
+    others: tuple[str, ...] = ()
+    """Other keys, of which any that is set gives the field a meaning as well."""
+
+    def are_met(self, values: Mapping[str, Any]) -> bool:
+        """Say whether these values, by key, give the field a meaning; they do where the key is not among them."""
+        if self.key not in values:
+            return True
+        there = values[self.key]
+        met = there in self.values if self.values else bool(there)
+        return met or any(values.get(key) for key in self.others)
+
+
+def refuse_ignored(section: str, component: Any) -> None:
+    """Refuse fields of a component that are set where they would be ignored for what others of its fields are.
+
+    Raises:
+        InputError: names the key, what it needs and the remedy.
+    """
+    fields = {f"{section}.{name}": field for name, field in component.__pydantic_fields__.items()}
+    values = {key: getattr(component, key.partition(".")[2]) for key in fields}
+    if values.get("data.kind") == "auto":  # as the model's family, which is not known here
+        del values["data.kind"]
+    refuse_ignored_keys(fields, values)
+
+
+def refuse_ignored_keys(fields: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> None:
+    """Refuse keys that are set where they would be ignored.
+
+    Args:
+        fields: by key.
+        values: by key, those that are known.
+
+    Raises:
+        InputError: names the key, what it needs and the remedy.
+    """
+    for key, needs in ignored_keys(fields, values).items():
+        value, default = values[key], yaml_text(fields[key].default)  # to be given where a preset sets the key
+        if needs.values:
+            right = " or ".join([f"{needs.key} {' or '.join(map(yaml_text, needs.values))}", *needs.others])
+            there = yaml_text(values[needs.key])
+            raise InputError(f"{key} is for {right}, not {there}: leave it at its default {default} (it is {value})")
+        right = " or ".join([needs.key, *needs.others])
+        raise InputError(
+            f"{key} is {value} without {right}, to which it belongs: set that, or leave it at its default {default}"
+        )
+
+
+def ignored_keys(fields: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> dict[str, Needs]:
+    """Return the keys that are set where they are ignored, and what each one needs."""
+    found: dict[str, Needs] = {}
+    for key, field in fields.items():
+        if values.get(key, field.default) != field.default:
+            missing = (mark for mark in field.metadata if isinstance(mark, Needs) and not mark.are_met(values))
+            if needs := next(missing, None):
+                found[key] = needs
+    return found
+
+
+def require_multiple(
+    name: str, value: int, divisor_name: str, divisor: int, remedy: str, common: int = 0, step: int = 1
+) -> None:
+    """Refuse a value that is no multiple of a divisor, and name the divisors that it would be a multiple of.
+
+    Args:
+        name: of the value.
+        value: to be divided.
+        divisor_name: the key that divides it, or a product of some that ends with "=".
+        divisor: its size.
+        remedy: what to change.
+        common: what else the divisor has to divide, as one number: 0 = nothing.
+        step: the divisor is always a multiple of it.
+    """
+    if value % divisor:
+        remainder = f"{value} % {divisor} = {value % divisor}"
+        sizes = [size for size in _divisors(math.gcd(value, common)) if size % step == 0]
+        near = sorted(sorted(sizes, key=lambda size: abs(math.log(size / divisor)))[:_SHOWN])
+        what = "products" if divisor_name.endswith("=") else f"sizes of {divisor_name}"
+        works = f"{what} that work: {', '.join(map(str, near)) or 'none'}{', ...' if len(sizes) > len(near) else ''}"
+        raise InputError(
+            f"{name} {value} is not a multiple of {divisor_name} {divisor} ({remainder}): {remedy} ({works})"
+        )
+
+
+_SHOWN = 12
+"""How many sizes a message names, those next to the one that does not work."""
+
+
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
