@@ -44,7 +44,7 @@ from megajax.parallel.rules import Rules
 from megajax.processes import in_turn
 from megajax.training.batch_size import BatchSizeRamp
 from megajax.training.batches import Feed, batch_shardings
-from megajax.training.evaluate import Evaluator
+from megajax.training.evaluate import Evaluator, build_eval_step
 from megajax.training.health import Returns, RollBack, check_step, give_up
 from megajax.training.run_directory import RunDirectory
 from megajax.training.schedule import Schedule, stretches_of
@@ -59,7 +59,7 @@ from megajax.training.setup import (
 )
 from megajax.training.signals import Pulse, Request, Requests
 from megajax.training.state import CanonicalForm
-from megajax.training.step import CompiledStep, build_eval_step, build_init, build_train_step
+from megajax.training.step import CompiledStep, build_init, build_train_step
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,32 @@ import numpy as np
 from megajax.config.config import Config
 from megajax.data.dataset import Dataset
 from megajax.models.model import Batch, Model
-from megajax.training.batches import Feed
+from megajax.models.parameters import cast
+from megajax.parallel.rules import Rules
+from megajax.parallel.run import Runner
+from megajax.training.batches import Feed, batch_shardings
+from megajax.training.step import DTYPES, build_init, weighted
 
 EvalStep = Callable[[Model, Batch], dict[str, tuple[jax.Array, jax.Array]]]
+
+
+def build_eval_step(
+    config: Config, rules: Rules, attention: str
+) -> Callable[[Model, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
+    """Jitted f(params, batch) -> (mean, number of unmasked tokens or labelled samples) of every loss, by its name.
+
+    "lm loss" and, where samples have a label, "sop loss"; without dropout.
+    """
+    runner = Runner(rules, attention, chunks=config.parallel.chunks)
+
+    def evaluate(params: Model, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+        model = cast(params, DTYPES[config.train.precision])
+        batch, counts = weighted(batch)
+        losses = runner.losses(model, batch)
+        return {name: (losses[name], count) for name, count in counts.items()}
+
+    _, _, shardings = build_init(config, rules)
+    return jax.jit(evaluate, in_shardings=(shardings.params, batch_shardings(rules, config)))
 
 
 class Evaluator:

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from megajax.config.config import Config
 from megajax.models.losses import objective
-from megajax.models.model import Batch, Model
+from megajax.models.model import Batch
 from megajax.models.parameters import cast
 from megajax.observe.memory import planned_bytes
 from megajax.parallel.rules import Rules
@@ -131,25 +131,6 @@ def build_train_step(
         out_shardings=(shardings, replicated),
         donate_argnums=(0,),
     )
-
-
-def build_eval_step(
-    config: Config, rules: Rules, attention: str
-) -> Callable[[Model, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
-    """Jitted f(params, batch) -> (mean, number of unmasked tokens or labelled samples) of every loss, by its name.
-
-    "lm loss" and, where samples have a label, "sop loss"; without dropout.
-    """
-    runner = Runner(rules, attention, chunks=config.parallel.chunks)
-
-    def evaluate(params: Model, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
-        model = cast(params, DTYPES[config.train.precision])
-        batch, counts = weighted(batch)
-        losses = runner.losses(model, batch)
-        return {name: (losses[name], count) for name, count in counts.items()}
-
-    _, _, shardings = build_init(config, rules)
-    return jax.jit(evaluate, in_shardings=(shardings.params, batch_shardings(rules, config)))
 
 
 class CompiledStep:

@@ -1,4 +1,4 @@
-"""Goodput over crashes: hand-computed, adding up, and readable after kill -9 at any moment."""
+"""Every second has one cause, and goodput adds them up over all starts of a run."""
 
 import json
 import signal
@@ -10,10 +10,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megajax.observe.goodput import Clock, Ledger, Start, describe_goodput, goodput, spending
+from megajax.observe.goodput import Clock, Ledger, Meter, Start, describe_goodput, goodput, spending
 
 CRASHED = Start(began=1000, resumed=0, step=50, seconds={"start": 20, "host": 10, "device": 80, "input": 5})
 AGAIN = Start(began=1125, resumed=40, step=60, seconds={"start": 25, "host": 4, "device": 36, "evaluation": 10})
+
+
+def test_seconds_by_cause():
+    now = iter([0.0, 2.0, 3.0, 5.0, 6.0, 7.0, 10.0]).__next__
+    clock = Clock(now)
+    with clock.during("evaluation"), clock.during("input"):  # 2 to 6, 3 to 5
+        pass
+    clock.steady()  # at 7
+    assert clock.seconds == {"start": 3.0, "evaluation": 2.0, "input": 2.0, "host": 3.0}
+
+
+def test_what_raises_is_booked_too():
+    now = iter([0.0, 1.0, 3.0, 4.0]).__next__
+    clock = Clock(now)
+    with pytest.raises(KeyError), clock.during("checkpoint"):
+        raise KeyError
+    assert clock.seconds == {"start": 2.0, "checkpoint": 2.0}
+
+
+def test_meter_reads_what_is_new():
+    now = iter([0.0, 1.0, 2.0, 5.0, 9.0]).__next__
+    clock = Clock(now)
+    meter = Meter(clock)
+    assert meter.read() == {"start": 1.0}
+    with clock.during("input"):
+        pass
+    assert meter.read() == {"start": 5.0, "input": 3.0}
 
 
 def test_steps_done_again_are_lost():

@@ -14,8 +14,7 @@ from megajax.models.layout import Layout
 from megajax.models.model import Model
 from megajax.planning.equivalence import comparable, compile_layout
 from megajax.planning.random_batches import random_batch
-from megajax.training.evaluate import Evaluator
-from megajax.training.step import build_eval_step
+from megajax.training.evaluate import Evaluator, build_eval_step
 
 SAMPLES = 12
 
