@@ -6,8 +6,8 @@ dimension of that length, and 1 one that the other side need not have. Read from
 inverse.
 
     V words, P positions, T token types, D embed (C: once more, in a square matrix), N heads, K kv heads (= groups),
-    G query heads a group, H head dim, R = H / 2, F mlp, X mlp of an expert, Y mlp that all tokens share, E experts,
-    B buckets of relative positions
+    G query heads a group, Q = G + 2 (with key and value), H head dim, R = H / 2, F mlp, X mlp of an expert, Y mlp that
+    all tokens share, A input matrices of an mlp (2 if gated, else 1), E experts, B buckets of relative positions
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Names have a {layer}, and an {expert}, where the parameter has one more dimensio
 that a model lacks."""
 
 
-def norm(ours: str, theirs: str) -> Table:
+def norm(ours: str, theirs: str, pattern: str = "D -> D") -> Table:
     """Return the rows of a norm with gain and bias."""
-    return {f"{ours}.scale": {f"{theirs}.weight": "D -> D"}, f"{ours}.bias": {f"{theirs}.bias": "D -> D"}}
+    return {f"{ours}.scale": {f"{theirs}.weight": pattern}, f"{ours}.bias": {f"{theirs}.bias": pattern}}
 
 
 def dense(ours: str, theirs: str | Sequence[str], weight: str, bias: str = "") -> Table:
@@ -81,11 +81,13 @@ def dims(model: ModelConfig) -> dict[str, int]:
         "N": model.num_heads,
         "K": model.kv_heads,
         "G": model.num_heads // model.kv_heads,
+        "Q": model.num_heads // model.kv_heads + 2,
         "H": model.head_size,
         "R": model.head_size // 2,
         "F": model.ffn_size,
         "X": model.expert_size,
         "Y": model.shared_ffn_size,
+        "A": 2 if model.gated else 1,
         "E": model.experts,
         "B": model.relative_buckets,
     }

@@ -183,3 +183,14 @@ def test_t5_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     source = save(tmp_path / "megatron", GPT, tensors | more)
     assert main(["import", str(source), "--out", str(tmp_path / "run"), "tokenizer.vocab_size=31"]) == 2
     assert "cross_attention.linear_q.weight, which has no counterpart here: of T5" in capsys.readouterr().err
+
+
+@pytest.mark.needs("torch")
+def test_a_tensor_of_another_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of queries, keys and values that no number of heads divides are told as well, before they are laid out."""
+    tensors = reference.random_tensors(GPT)
+    name = "decoder.layers.1.self_attention.linear_qkv.weight"
+    source = save(tmp_path / "megatron", GPT, tensors | {name: tensors[name][:-1]})
+    assert main(["import", str(source), "--out", str(tmp_path / "run"), "tokenizer.vocab_size=31"]) == 2
+    said = "blocks.attention.qkv has shape (47, 16), the model of its args (48, 16)"
+    assert said in capsys.readouterr().err and not (tmp_path / "run").exists()

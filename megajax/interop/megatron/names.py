@@ -1,23 +1,23 @@
-"""Names and layouts of Megatron-LM's weights, of all its ages, against ours.
+"""Names and layouts of Megatron-LM's weights, of all its ages, in patterns that read them as ours.
 
 Weights are stored [out, in]. Rows of linear_qkv go by query group: its queries, its key, its value (since
-checkpoint_version 2; older ones are brought into that order). Of a gated MLP, the whole tensor is [gate; up].
-
-Shapes: E experts, D embed, N heads, K groups, G queries of one, H head dim, F mlp, A = 2 if gated, else 1, V
-vocabulary.
+checkpoint_version 2; older ones are brought into that order). The whole tensor of a gated MLP is [gate; up].
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
+from megajax.config.base import InputError
+from megajax.config.model import ModelConfig
 from megajax.interop.megatron.arguments import Architecture
+from megajax.interop.patterns import Table, dense, dims, norm, rearrange, theirs_shape
 
 IGNORED = re.compile(r"_extra_state|inv_freq|word_embeddings_for_head|\.masked_bias|\.attn\.bias")
-"""State of the runtime, and the copy of a tied table that the last stage held."""
+"""Names of what is no weight: state of the runtime, and the copy of a tied table that the last stage held."""
 RENAMED = (
     (r"^(module\.)*(language_model\.)?", ""),
     (r"^(encoder|transformer)\.", "decoder."),
@@ -41,11 +41,9 @@ to those of Megatron core; one expert is mlp.experts.0.linear_fc1.weight, all of
 """
 ONE_EXPERT = re.compile(r"(?<=mlp\.experts\.)(\d+)\.")
 
-Change = Callable[[np.ndarray, Architecture], np.ndarray]
-
 
 def canonical(name: str) -> str | None:
-    """The name in Megatron core; None for what is no weight."""
+    """Return the name in Megatron core, or None for what is no weight."""
     if IGNORED.search(name):
         return None
     for pattern, better in RENAMED:
@@ -53,108 +51,80 @@ def canonical(name: str) -> str | None:
     return name
 
 
-def _as_it_is(x: np.ndarray, a: Architecture) -> np.ndarray:
-    return x
+WHOLE: Table = {
+    "word_embedding": {"embedding.word_embeddings.weight": "V D -> V D"},
+    "position_embedding": {"embedding.position_embeddings.weight": "P D -> P D"},
+    "token_type_embedding": {"embedding.tokentype_embeddings.weight": "T D -> T D"},
+    **norm("final_norm", "decoder.final_layernorm"),
+    "head": {"output_layer.weight": "V D -> V D"},
+    "head_bias": {"output_layer.bias": "V -> V"},
+    **dense("transform", "lm_head.dense", "C D -> D C", "D -> D"),
+    **norm("transform_norm", "lm_head.layer_norm"),
+    **dense("pooler", "pooler.dense", "C D -> D C", "D -> D"),
+    "pair_head": {"binary_head.weight": "2 D -> D 2"},
+    "pair_bias": {"binary_head.bias": "2 -> 2"},
+}
+"""Weights of the model as a whole."""
+LAYER: Table = {
+    **norm("blocks.attention_norm", "input_layernorm"),
+    **dense("blocks.attention.qkv", "self_attention.linear_qkv", "(K Q H) D -> D K Q H", "(K Q H) -> K Q H"),
+    **dense("blocks.attention.out", "self_attention.linear_proj", "D (N H) -> N H D", "D -> D"),
+    **norm("blocks.attention.q_norm", "self_attention.q_layernorm", "H -> H"),
+    **norm("blocks.attention.k_norm", "self_attention.k_layernorm", "H -> H"),
+    **norm("blocks.mlp_norm", "pre_mlp_layernorm"),
+    **dense("blocks.mlp.fc1", "mlp.linear_fc1", "(A F) D -> D A F", "(A F) -> A F"),
+    **dense("blocks.mlp.fc2", "mlp.linear_fc2", "D F -> F D", "D -> D"),
+}
+"""Weights of a layer, named without its number."""
+MIXTURE: Table = {
+    "blocks.mlp.router": {"mlp.router.weight": "E D -> D E"},
+    **dense("blocks.mlp.fc1", "mlp.experts.linear_fc1", "E (A X) D -> E D A X"),
+    **dense("blocks.mlp.fc2", "mlp.experts.linear_fc2", "E D X -> E X D"),
+    **dense("blocks.mlp.shared.fc1", "mlp.shared_experts.linear_fc1", "(A Y) D -> D A Y"),
+    **dense("blocks.mlp.shared.fc2", "mlp.shared_experts.linear_fc2", "D Y -> Y D"),
+    "blocks.mlp.shared_gate": {"mlp.shared_experts.gate_weight": "1 D -> D"},
+}
+"""Weights of a layer with experts, all of them in one tensor."""
 
 
-def _gain(x: np.ndarray, a: Architecture) -> np.ndarray:
-    return x + np.float32(1) if a.zero_centered else x
+class Row(NamedTuple):
+    """One of Megatron-LM's tensors and our parameter (of a layer) that it becomes."""
 
+    ours: str
+    pattern: str
 
-def _head_gain(x: np.ndarray, a: Architecture) -> np.ndarray:
-    """[H] of a norm of queries or keys, in the order of their dims."""
-    return _halves(_gain(x, a), a)
+    def convert(self, tensor: np.ndarray, architecture: Architecture) -> np.ndarray:
+        """Lay out a tensor as our parameter.
 
-
-def _halves(x: np.ndarray, a: Architecture) -> np.ndarray:
-    """[..., H] whose rotary pairs are neighbours, with the first of each pair in the first half of what is rotated."""
-    if not a.interleaved:
+        Raises:
+            InputError: the tensor has not the shape that the architecture gives it.
+        """
+        sizes = dims(architecture.model)
+        if self.pattern.startswith("V"):  # rows behind the vocabulary pad it
+            tensor = tensor[: sizes["V"]]
+        if tensor.shape != theirs_shape(self.pattern, sizes):
+            raise InputError(
+                f"the checkpoint's {self.ours} has shape {tensor.shape}, the model of its args "
+                f"{theirs_shape(self.pattern, sizes)}"
+            )
+        x = rearrange(tensor, self.pattern, sizes)
+        if architecture.zero_centered and self.ours.endswith(".scale"):
+            x = x + np.float32(1)
+        if architecture.interleaved and ("q_norm." in self.ours or "k_norm." in self.ours):
+            return _halves(x, architecture.model)
+        if architecture.interleaved and "attention.qkv" in self.ours:
+            return np.concatenate([_halves(x[..., :-1, :], architecture.model), x[..., -1:, :]], axis=-2)
         return x
-    rotated = int(a.model.head_size * a.model.rope_fraction)
-    order = [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, a.model.head_size)]
-    return x[..., order]
 
 
-def _qkv(x: np.ndarray, a: Architecture) -> np.ndarray:
-    """[K (G + 2) H, D] -> [D, K, G + 2, H]."""
-    return _qkv_bias(x.T, a)
+def by_their_name(*tables: Table) -> dict[str, Row]:
+    """Turn tables around: Megatron-LM's name -> our parameter and the pattern."""
+    return {
+        name: Row(ours, pattern) for table in tables for ours, row in table.items() for name, pattern in row.items()
+    }
 
 
-def _qkv_bias(x: np.ndarray, a: Architecture) -> np.ndarray:
-    """[..., K (G + 2) H] -> [..., K, G + 2, H]."""
-    c = a.model
-    x = x.reshape(*x.shape[:-1], c.kv_heads, c.num_heads // c.kv_heads + 2, c.head_size)
-    return np.concatenate([_halves(x[..., :-1, :], a), x[..., -1:, :]], axis=-2)
-
-
-def _out(x: np.ndarray, a: Architecture) -> np.ndarray:
-    """[D, N H] -> [N, H, D]."""
-    return x.T.reshape(a.model.num_heads, a.model.head_size, a.model.hidden_size)
-
-
-def _fc1(x: np.ndarray, a: Architecture) -> np.ndarray:
-    """[..., A F, D] -> [..., D, A, F]."""
-    return _fc1_bias(np.swapaxes(x, -1, -2), a)
-
-
-def _fc1_bias(x: np.ndarray, a: Architecture) -> np.ndarray:
-    """[..., A F] -> [..., A, F]."""
-    return x.reshape(*x.shape[:-1], 2 if a.model.gated else 1, -1)
-
-
-def _transposed(x: np.ndarray, a: Architecture) -> np.ndarray:
-    return np.swapaxes(x, -1, -2)
-
-
-def _row(x: np.ndarray, a: Architecture) -> np.ndarray:
-    return x[0]
-
-
-def _vocabulary(x: np.ndarray, a: Architecture) -> np.ndarray:
-    """Rows that count."""
-    return x[: a.model.vocab_size]
-
-
-WHOLE: dict[str, tuple[str, Change]] = {
-    "embedding.word_embeddings.weight": ("word_embedding", _vocabulary),
-    "embedding.position_embeddings.weight": ("position_embedding", _as_it_is),
-    "decoder.final_layernorm.weight": ("final_norm.scale", _gain),
-    "decoder.final_layernorm.bias": ("final_norm.bias", _as_it_is),
-    "output_layer.weight": ("head", _vocabulary),
-    "embedding.tokentype_embeddings.weight": ("token_type_embedding", _as_it_is),
-    "lm_head.dense.weight": ("transform", _transposed),
-    "lm_head.dense.bias": ("transform_bias", _as_it_is),
-    "lm_head.layer_norm.weight": ("transform_norm.scale", _gain),
-    "lm_head.layer_norm.bias": ("transform_norm.bias", _as_it_is),
-    "output_layer.bias": ("head_bias", _vocabulary),
-    "pooler.dense.weight": ("pooler", _transposed),
-    "pooler.dense.bias": ("pooler_bias", _as_it_is),
-    "binary_head.weight": ("pair_head", _transposed),
-    "binary_head.bias": ("pair_bias", _as_it_is),
-}
-"""Weights of the model, ours and how they become ours."""
-LAYER: dict[str, tuple[str, Change]] = {
-    "input_layernorm.weight": ("attention_norm.scale", _gain),
-    "input_layernorm.bias": ("attention_norm.bias", _as_it_is),
-    "self_attention.linear_qkv.weight": ("attention.qkv", _qkv),
-    "self_attention.linear_qkv.bias": ("attention.qkv_bias", _qkv_bias),
-    "self_attention.linear_proj.weight": ("attention.out", _out),
-    "self_attention.linear_proj.bias": ("attention.out_bias", _as_it_is),
-    "self_attention.q_layernorm.weight": ("attention.q_norm.scale", _head_gain),
-    "self_attention.q_layernorm.bias": ("attention.q_norm.bias", _halves),
-    "self_attention.k_layernorm.weight": ("attention.k_norm.scale", _head_gain),
-    "self_attention.k_layernorm.bias": ("attention.k_norm.bias", _halves),
-    "pre_mlp_layernorm.weight": ("mlp_norm.scale", _gain),
-    "pre_mlp_layernorm.bias": ("mlp_norm.bias", _as_it_is),
-    "mlp.linear_fc1.weight": ("mlp.fc1", _fc1),
-    "mlp.linear_fc1.bias": ("mlp.fc1_bias", _fc1_bias),
-    "mlp.linear_fc2.weight": ("mlp.fc2", _transposed),
-    "mlp.linear_fc2.bias": ("mlp.fc2_bias", _as_it_is),
-    "mlp.router.weight": ("mlp.router", _transposed),
-    "mlp.experts.linear_fc1.weight": ("mlp.fc1", _fc1),
-    "mlp.experts.linear_fc2.weight": ("mlp.fc2", _transposed),
-    "mlp.shared_experts.linear_fc1.weight": ("mlp.shared.fc1", _fc1),
-    "mlp.shared_experts.linear_fc2.weight": ("mlp.shared.fc2", _transposed),
-    "mlp.shared_experts.gate_weight": ("mlp.shared_gate", _row),
-}
-"""Weights of a layer."""
+def _halves(x: np.ndarray, model: ModelConfig) -> np.ndarray:
+    """Move the first of each rotary pair in [..., H], whose pairs are neighbours, to the first half of what rotates."""
+    rotated = int(model.head_size * model.rope_fraction)
+    return x[..., [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, model.head_size)]]

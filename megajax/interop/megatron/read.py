@@ -1,4 +1,4 @@
-"""A checkpoint of Megatron-LM: found, opened, and its tensors one by one as ours."""
+"""Checkpoints of Megatron-LM are found and opened, and their tensors read one by one as ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megajax.config.base import InputError
 from megajax.config.model import ModelConfig
 from megajax.interop.megatron.arguments import Architecture
 from megajax.interop.megatron.distributed import DistributedFiles
-from megajax.interop.megatron.names import LAYER, WHOLE
+from megajax.interop.megatron.names import LAYER, MIXTURE, WHOLE, Row, by_their_name
 from megajax.interop.megatron.ranks import FOLDER, RankFiles
 from megajax.models.families import build_model
 from megajax.models.parameters import named_leaves
@@ -23,18 +23,18 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 
 class Files(Protocol):
-    """What both layouts offer; names are those of Megatron core, of a layer without its number."""
+    """The weights of a checkpoint in either layout; names are those of Megatron core, of a layer without its number."""
 
     args: Namespace
     whole_names: set[str]
     layer_names: set[str]
 
     def whole(self, name: str) -> np.ndarray:
-        """A tensor of the model, fp32."""
+        """Read a tensor of the model as fp32."""
         ...
 
     def layer(self, number: int, name: str) -> np.ndarray:
-        """A tensor of a layer, fp32."""
+        """Read a tensor of a layer as fp32."""
         ...
 
 
@@ -43,12 +43,12 @@ class Piece(NamedTuple):
 
     name: str
     place: tuple[int, ...]
-    """Its layer, or nothing."""
+    """The number of the layer, or nothing."""
     value: np.ndarray
 
 
 def is_megatron(path: Path) -> bool:
-    """Whether a directory looks like a checkpoint of Megatron-LM, or like a folder of them."""
+    """Tell whether a directory looks like a checkpoint of Megatron-LM, or like a folder of them."""
     return path.is_dir() and (
         (path / TRACKER).is_file()
         or (path / "common.pt").is_file()
@@ -60,7 +60,7 @@ def open_checkpoint(path: Path) -> Files:
     """Open the iteration that a folder's tracker names, or the one that `path` is.
 
     Raises:
-        InputError: there is none, or it cannot be read.
+        InputError: there is no such iteration, or it cannot be read.
     """
     if (path / TRACKER).is_file():
         word = (path / TRACKER).read_text(errors="replace").strip()
@@ -75,53 +75,46 @@ def open_checkpoint(path: Path) -> Files:
 
 
 def is_bert(files: Files) -> bool:
-    """Whether a model restores masked tokens; nothing in its arguments says so."""
+    """Tell by its tensors whether a model restores masked tokens; nothing in its arguments says so."""
     return any(name.startswith("lm_head.") for name in files.whole_names)
 
 
 def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Our parameters of a model."""
+    """Return the shapes of our parameters of a model."""
     abstract = jax.eval_shape(lambda: build_model(jax.random.key(0), model))
     return {name: leaf.shape for name, leaf in named_leaves(abstract)}
 
 
 def pieces(files: Files, architecture: Architecture) -> Iterator[Piece]:
-    """Every block of every parameter.
+    """Read every block of every parameter.
 
     Args:
-        files: opened.
-        architecture: what they hold; of a model without rows beyond the vocabulary.
+        files: the open checkpoint.
+        architecture: meaning of its weights, for a model without rows beyond the vocabulary.
 
     Raises:
         InputError: a tensor has no counterpart, is missing, or has another shape.
     """
-    model = architecture.model
-    wanted = shapes(model)
-    whole = {WHOLE[name][0]: name for name in _known(files.whole_names, WHOLE)}
-    layer = {f"blocks.{LAYER[name][0]}": name for name in _known(files.layer_names, LAYER)}
-    if model.tied_head:
-        whole.pop("head", None)  # a copy that old versions saved
-    for name in wanted.keys() - whole.keys() - layer.keys():
+    model, wanted = architecture.model, shapes(architecture.model)
+    whole = _known(files.whole_names, by_their_name(WHOLE))
+    layer = _known(files.layer_names, by_their_name(LAYER, MIXTURE))
+    if model.tied_head:  # a copy that old versions saved
+        whole = {name: row for name, row in whole.items() if row.ours != "head"}
+    found = {row.ours for row in (*whole.values(), *layer.values())}
+    for name in wanted.keys() - found:
         raise InputError(f"the checkpoint lacks {name}, which the model of its args has")
-    for name in (whole.keys() | layer.keys()) - wanted.keys():
+    for name in found - wanted.keys():
         raise InputError(f"the checkpoint holds {name}, which the model of its args lacks")
-    for name, theirs in whole.items():
-        yield _checked(Piece(name, (), WHOLE[theirs][1](files.whole(theirs), architecture)), wanted[name])
-    for name, theirs in layer.items():
+    for name, row in whole.items():
+        yield Piece(row.ours, (), row.convert(files.whole(name), architecture))
+    for name, row in layer.items():
         for number in range(model.num_layers):
-            value = LAYER[theirs][1](files.layer(number, theirs), architecture)
-            yield _checked(Piece(name, (number,), value), wanted[name][1:])
+            yield Piece(row.ours, (number,), row.convert(files.layer(number, name), architecture))
 
 
-def _known(names: set[str], table: Mapping[str, object]) -> set[str]:
-    for name in sorted(names - table.keys()):
+def _known(names: set[str], rows: Mapping[str, Row]) -> dict[str, Row]:
+    for name in sorted(names - rows.keys()):
         raise InputError(
             f"the checkpoint holds {name}, which has no counterpart here: of T5 and others nothing can be imported"
         )
-    return names
-
-
-def _checked(piece: Piece, shape: tuple[int, ...]) -> Piece:
-    if piece.value.shape != shape:
-        raise InputError(f"the checkpoint's {piece.name} has shape {piece.value.shape}, the model of its args {shape}")
-    return piece
+    return {name: rows[name] for name in names}
