@@ -11,7 +11,7 @@ from megajax.config import Config, DataConfig, InputError, ModelConfig, Parallel
 from megajax.plan import DIFFERS, main
 from megajax.planning import deviceless_step
 from megajax.planning.collectives import PLACES
-from megajax.planning.compiled import SIMULATED, CompiledPlan
+from megajax.planning.compiled import SIMULATED, TOLERANCE, CompiledPlan
 from megajax.planning.deviceless import has_compiler
 from megajax.planning.deviceless_step import compile_plan, describe_death
 from megajax.planning.plan import plan
@@ -67,6 +67,17 @@ def test_bytes_in_another_loop_are_named(compiled: CompiledPlan):
         re.sub(r" [\d.]+ MiB instead of [\d.]+ MiB", "", words) for words in replace(compiled, sends=moved).differences
     ]
     assert names == [f"over fsdp, {place}" for place in PLACES]
+
+
+@needs_compiler
+def test_what_is_not_planned_is_no_difference():
+    """Muon multiplies and sends at the end of a step, which the plan leaves out and says so; the loops are judged."""
+    compiled = compile_plan(plan(replace(TINY, optim=replace(TINY.optim, name="muon"))))
+    once = [name for name in compiled.comparison if name.endswith("each step")]
+    assert compiled.differences == ()
+    assert {f"over {axis}, each step" for axis in ("fsdp", "tensor")} == set(once)
+    assert all(compiled.differs(name, TOLERANCE) for name in (*once, "products"))
+    assert str(compiled).count("not planned") == 3
 
 
 @needs_compiler

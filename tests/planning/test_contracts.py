@@ -15,6 +15,7 @@ import pytest
 from megajax.planning.collectives import Traffic, collectives
 from megajax.planning.deviceless import has_compiler
 from megajax.planning.deviceless_step import CompiledStep, compile_step
+from megajax.planning.plan import plan
 from tests.bench.deviceless_memory import NODES_16, published, ring_bytes
 
 pytestmark = pytest.mark.skipif(
@@ -88,6 +89,16 @@ def test_gradients_cross_data_once_a_step(compiled: CompiledStep, traffic: Traff
     assert data.count("all-reduce") == len(data)
     held = sum(prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(compiled.state.params))
     assert data.total_bytes() == 4 * held + 4 + 4
+
+
+def test_every_loop_sends_what_the_plan_says(traffic: Traffic):
+    """Over every axis; each branch (embedding, head) is taken M times: in all steady ticks, or before them instead."""
+    closed = plan(published("megatron_175b", f"{NODES_16} train.global_batch_size={2 * M}"), "h100").communication
+    taken = traffic.where(lambda record: not record.conditional or "steady_ticks" in record.source)
+    sizes = {(axis, place): size for axis, sent in closed.items() for place, size in sent.places.items()}
+    found = {(axis, place): taken.over(axis).at(place).total_bytes() for axis, place in sizes}
+    assert {axis for axis, _ in sizes} == {"tensor", "pipe", "data"}
+    assert found == pytest.approx(sizes, rel=0.02, abs=2**18)
 
 
 def test_the_ring_stores_what_selective_recomputation_names(compiled: CompiledStep):
