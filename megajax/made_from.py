@@ -28,7 +28,7 @@ Source = dict[str, Any]
 gone; and `also`, the paths that it had before, by which config.yaml, which is not written again, still names it."""
 
 _LARGE = 1 << 32
-"""Bytes that take some seconds to read."""
+"""Bytes of a file that takes some seconds to read."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class MadeFrom:
     sources: Sequence[str | Path]
     """Files, in their order."""
     options: Mapping[str, Any]
-    """What else the result depends on, as JSON has it."""
+    """Options that the result depends on besides, as JSON has them."""
 
     def difference(self, record: Path) -> str | None:
-        """How these sources and options differ from the recorded ones, in words; "" if they do not; None: no record.
+        """Say how these sources and options differ from the recorded ones; "" if they do not, None without a record.
 
         A source that is gone does not differ if the record has it under this path, now or before.
         """
@@ -112,7 +112,7 @@ class MadeFrom:
 
 
 def sources_in(record: Path) -> list[str] | None:
-    """Paths of the sources that a record names; None if there is no record."""
+    """List the paths of the sources that a record names; None if there is no record."""
     recorded = _read(record)
     return recorded and [source["path"] for source in recorded[0]]
 
@@ -126,7 +126,7 @@ def _read(record: Path) -> tuple[list[Source], dict[str, Any]] | None:
 
 
 def _look(path: str | Path, known: Source | None) -> Source:
-    """A source as it is now; the contents are read only if it is not, to all appearance, the known one."""
+    """Describe a source as it is now; its contents are read only if it is not, to all appearance, the known one."""
     folder, name = os.path.split(path)
     place = str(Path(os.path.realpath(folder), name))  # a link itself is a name: a hub's cache gives files such names
     try:

@@ -1,4 +1,4 @@
-"""What several processes and several CPU devices demand: programs that take turns, and texts that all are told.
+"""Several processes, several CPU devices: programs that take turns, and texts that every process is told.
 
 Programs with collectives must not overlap on CPU devices: a trap of XLA's CPU backend. Dispatch is asynchronous, and on
 CPU devices programs that do not depend on each other run at once. Then gloo pairs up collectives of different programs,
@@ -21,7 +21,7 @@ UNIT = 1024
 
 
 def take_turns() -> bool:
-    """Whether programs have to be waited for: on several CPU devices."""
+    """Tell whether programs have to be waited for: on several CPU devices."""
     return jax.default_backend() == "cpu" and jax.device_count() > 1
 
 
@@ -33,7 +33,7 @@ def in_turn(result: T) -> T:
 
 
 def gather(text: str) -> list[str]:
-    """What every process says, in their order; all have to call it."""
+    """Return what every process says, in their order; all have to call it."""
     if jax.process_count() == 1:
         return [text]
     said = np.frombuffer(text.encode(), np.uint8)
@@ -44,7 +44,7 @@ def gather(text: str) -> list[str]:
 
 
 def first(text: str) -> str:
-    """The first text that is not empty, process by process: what went wrong, and where."""
+    """Return the first text that is not empty, process by process: what went wrong, and where."""
     said = gather(text)
     where = (f" (process {index})" if len(said) > 1 else "" for index in range(len(said)))
     return next((text + place for text, place in zip(said, where, strict=True) if text), "")

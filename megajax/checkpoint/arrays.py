@@ -29,20 +29,20 @@ from etils import epath
 from megajax.models.parameters import named_leaves
 
 BLOCK_BYTES = 16 << 20
-"""Read at a time, by each of the threads."""
+"""Bytes that each of the threads reads at a time."""
 THREADS = 8
 ARRAYS_AHEAD = 4
 Index = tuple[tuple[int, int], ...]
-"""Where a part of an array lies: start and stop in every dimension."""
+"""The place of a part within an array: start and stop in every dimension."""
 
 
 def named_arrays(state: Any) -> dict[str, jax.Array]:
-    """Every array of a state by its dotted name."""
+    """Return every array of a state by its dotted name."""
     return {name: leaf[...] if hasattr(leaf, "get_metadata") else leaf for name, leaf in named_leaves(state)}
 
 
 def shards(array: jax.Array | jax.ShapeDtypeStruct) -> dict[Index, list[jax.Device]]:
-    """What of an array lies on this process's devices: every distinct part, and where."""
+    """Return every distinct part of an array that lies on this process's devices, and the devices that hold it."""
     places: dict[Index, list[jax.Device]] = {}
     for device, slices in array.sharding.addressable_devices_indices_map(array.shape).items():
         index = tuple(part.indices(n)[:2] for part, n in zip(slices or (), array.shape, strict=True))
@@ -51,7 +51,7 @@ def shards(array: jax.Array | jax.ShapeDtypeStruct) -> dict[Index, list[jax.Devi
 
 
 def empty(index: Index, dtype: Any) -> np.ndarray:
-    """Uninitialized memory for a part of an array, aligned such that a CPU device takes it over without a copy."""
+    """Allocate a part of an array, uninitialized, aligned such that a CPU device takes it over without a copy."""
     shape = [stop - start for start, stop in index]
     size, alignment = math.prod(shape) * np.dtype(dtype).itemsize, 64
     memory = np.empty(size + alignment, np.uint8)
@@ -60,7 +60,7 @@ def empty(index: Index, dtype: Any) -> np.ndarray:
 
 
 def place(leaf: jax.ShapeDtypeStruct, parts: dict[Index, np.ndarray]) -> jax.Array:
-    """An array with its sharding, from the parts that this process holds."""
+    """Make an array with its sharding from the parts that this process holds."""
     pieces = [jax.device_put(parts[index], device) for index, devices in shards(leaf).items() for device in devices]
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, pieces)
 
@@ -103,7 +103,7 @@ class StoredArray:
         return cls(path, tuple(about["shape"]), jnp.dtype(about["dtype"]), tuple(about["chunks"]))
 
     def blocks(self, index: Index, target: np.ndarray) -> Iterator[Block]:
-        """What to read for a part of the array into `target`; what lies beyond the array is left out."""
+        """List what to read for a part of the array into `target`; what lies beyond the array is left out."""
         if not self.shape:
             yield Block(self.path / "0", ((0, 1),), ((0, 1),), target.reshape(1))
             return
@@ -120,7 +120,7 @@ class StoredArray:
                 yield Block(self.path / ".".join(map(str, cell)), whole, wanted, target[here])
 
     def read(self, index: Index) -> np.ndarray:
-        """A part of the array."""
+        """Read a part of the array."""
         part = empty(index, self.dtype)
         for block in self.blocks(index, part):
             block.read()
@@ -133,10 +133,10 @@ class Block:
 
     path: epath.Path
     whole: Index
-    """What the file holds."""
+    """The part of the array that the file holds."""
     wanted: Index
     target: np.ndarray
-    """Memory for what is wanted."""
+    """Memory that the wanted part is read into."""
 
     def read(self) -> None:
         """Read whole rows, straight into their place if they are wanted whole."""
@@ -153,7 +153,7 @@ class Block:
 
 
 def open_arrays(directory: epath.Path, names: Iterable[str]) -> dict[str, StoredArray]:
-    """The stored arrays of these names; raises as `StoredArray.open` does."""
+    """Open the stored arrays of these names; raises as `StoredArray.open` does."""
     with ThreadPoolExecutor(THREADS) as threads:
         return dict(zip(names, threads.map(StoredArray.open, (directory / name for name in names)), strict=True))
 
@@ -201,7 +201,7 @@ class Snapshot:
         self._copy: Any = None
 
     def take(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """The arrays as they are now. Nobody may read the copy before any more: its memory is overwritten.
+        """Copy the arrays as they are now. The copy before may not be in use any more: its memory is overwritten.
 
         Fresh memory costs a page fault per 4 KiB: copying 0.5 GB took 0.33 s into fresh and 0.06 s into used memory.
         """
@@ -225,6 +225,6 @@ def _copies(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _copies_into(used: dict[str, jax.Array], arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """XLA puts results into the memory of donated arguments."""
+    """Copy the arrays; XLA puts results into the memory of donated arguments."""
     del used
     return _copies(arrays)

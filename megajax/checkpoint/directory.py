@@ -27,11 +27,11 @@ class Owner(NamedTuple):
     id: str
     """Stays the same when the run is moved."""
     path: str
-    """Where the run is, for messages."""
+    """Place of the run, for messages."""
 
 
 def holds_checkpoints(directory: epath.PathLike) -> bool:
-    """Whether a run has saved here, be it no more than a copy on a faster disk."""
+    """Tell whether a run has saved here, be it no more than a copy on a faster disk."""
     path = epath.Path(directory)
     names = [child.name for child in path.iterdir()] if path.exists() else []
     return any(name.isdigit() or name == "local-copies" or name.startswith("damaged-") for name in names)
@@ -52,7 +52,7 @@ def check_owner(directory: epath.Path, owner: Owner) -> None:
 
 
 def belongs(directory: epath.Path, owner: Owner | None) -> bool:
-    """Whether checkpoints are those of a run: it says so there, or nothing does and they lie in the run.
+    """Tell whether checkpoints are those of a run: they say so, or they say nothing and lie in the run.
 
     Args:
         directory: of the checkpoints.
@@ -80,7 +80,7 @@ def own(directory: epath.Path, owner: Owner | None) -> None:
 
 
 def take(directory: epath.Path, owner: Owner, first: bool) -> None:
-    """As `own`, but checkpoints that do not say whose they are have to lie in the run.
+    """Make the directory the run's; checkpoints that do not say whose they are have to lie in the run.
 
     Args:
         directory: of the checkpoints.
@@ -111,7 +111,7 @@ def _lies_in(directory: epath.Path, owner: Owner) -> bool:
 
 
 def _is_there(found: Owner, owner: Owner) -> bool:
-    """Whether the run `found` is still where it was, while `owner`, of the same identity, is somewhere else."""
+    """Tell whether the run `found` is still where it was, while `owner`, of the same identity, is somewhere else."""
     try:
         identity = json.loads(Path(found.path, IDENTITY).read_text(encoding="utf-8"))["id"]
         return identity == owner.id and not Path(found.path).samefile(owner.path)
@@ -130,7 +130,7 @@ def _owner(directory: epath.Path) -> Owner | None:
 
 
 def kept(steps: Iterable[int], config: CheckpointConfig, losses: Mapping[int, float]) -> set[int]:
-    """Steps whose checkpoints are kept.
+    """Choose the steps whose checkpoints are kept.
 
     Args:
         steps: of the checkpoints that there are.
@@ -155,7 +155,7 @@ class Retention:
     losses: dict[int, float] = field(default_factory=dict)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """For every checkpoint in Orbax's list, the one being saved included, whether it stays."""
+        """Say of every checkpoint in Orbax's list, the one being saved included, whether it stays."""
         del context
         keep = kept([checkpoint.step for checkpoint in checkpoints], self.config, self.losses)
         return [checkpoint.step in keep for checkpoint in checkpoints]

@@ -24,12 +24,12 @@ PASSING = {
     errno.ENFILE, errno.EREMOTEIO, errno.ECONNRESET, errno.ECONNABORTED, errno.ENETDOWN, errno.ENETUNREACH,
     errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ESHUTDOWN, errno.EACCES, errno.EPERM,
 }  # fmt: skip
-"""What says nothing about a file's contents: disk, network or this process could not read them as things are."""
+"""Errors that say nothing about a file's contents: disk, network or this process could not read them just now."""
 
 
 @contextmanager
 def one_line(what: str, remedy: str, room: Callable[[], str] = str) -> Iterator[None]:
-    """Turn what is for the user to mend into one line that names what failed.
+    """Turn an error that the user can mend into one line that names what failed.
 
     Args:
         what: was being done.
@@ -53,7 +53,7 @@ def one_line(what: str, remedy: str, room: Callable[[], str] = str) -> Iterator[
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether an error of reading says nothing about what was to be read."""
+    """Tell whether an error of reading says nothing about what was to be read."""
     return _number(error, PASSING) in PASSING
 
 
@@ -71,12 +71,12 @@ def check_reachable(directory: epath.Path) -> None:
 
 
 def reason(error: Exception) -> str:
-    """An error in one line."""
+    """Write an error in one line."""
     return " ".join(str(error).split())[-200:] or type(error).__name__  # what went wrong stands last
 
 
 def _number(error: Exception, known: Iterable[int]) -> int:
-    """The system's number of an error, by its text if need be: TensorStore and Orbax pass on no more than that."""
+    """Find the system's number of an error, by its text if need be: TensorStore and Orbax pass on no more."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     return next((number for number in known if os.strerror(number) in str(error)), 0)

@@ -24,17 +24,17 @@ Words = dict[str, jax.Array]
 
 
 def fingerprint(state: Any) -> dict[str, str]:
-    """Fingerprint of every array of a state by its dotted name: 16 hex digits, the same on every layout."""
+    """Return the fingerprint of every array of a state by its dotted name: 16 hex digits, the same on every layout."""
     return digits(words(named_arrays(state)))
 
 
 def words(arrays: dict[str, jax.Array]) -> Words:
-    """Both words of every fingerprint, uint32 [2]: one pass over the arrays, dispatched and not waited for."""
+    """Compute both words of every fingerprint, uint32 [2]: one pass over the arrays, dispatched, not waited for."""
     return {name: in_turn(_words(array)) for name, array in arrays.items()}
 
 
 def digits(values: Words) -> dict[str, str]:
-    """Fingerprints in hex; waits for them. Every process has them, so none has to talk to another here."""
+    """Wait for fingerprints and write them in hex; every process has them all, so none has to talk to another."""
     pairs = {name: np.asarray(value.addressable_data(0)) for name, value in values.items()}
     return {name: f"{first:08x}{second:08x}" for name, (first, second) in pairs.items()}
 
@@ -55,7 +55,7 @@ class Tally:
 
 @jax.jit  # array by array: weights and their moments share a program
 def _words(array: jax.Array, start: jax.Array | None = None) -> jax.Array:
-    """Both words of a part that begins at `start`, or of a whole array."""
+    """Compute both words of a part that begins at `start`, or of a whole array."""
     bits = _mix(_bits(array))
     position = _position(bits.shape, start)
     # A product with an odd number is a bijection, so the change of a single element is seen for certain.
@@ -68,7 +68,7 @@ def _words(array: jax.Array, start: jax.Array | None = None) -> jax.Array:
 
 
 def _bits(array: jax.Array) -> jax.Array:
-    """Elements as uint32, at least one-dimensional; 64-bit ones become two of them."""
+    """Take the elements as uint32, at least one-dimensional; 64-bit ones become two of them."""
     if array.dtype == jnp.bool_:
         array = array.astype(jnp.uint8)
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
@@ -76,7 +76,7 @@ def _bits(array: jax.Array) -> jax.Array:
 
 
 def _position(shape: tuple[int, ...], start: jax.Array | None) -> jax.Array:
-    """A hash of every element's position, from one of each of its indices: no index is ever flattened, so arrays may
+    """Hash every element's position from one hash of each of its indices: no index is ever flattened, so arrays may
     have more than 2^32 elements and a table any number of rows.
     """
     position = jnp.zeros(shape, jnp.uint32)
@@ -88,7 +88,7 @@ def _position(shape: tuple[int, ...], start: jax.Array | None) -> jax.Array:
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """The finalizer of MurmurHash3 (Appleby, 2011): a bijection in which every bit moves every other and zero stays."""
+    """Apply the finalizer of MurmurHash3 (Appleby, 2011): a bijection in which every bit moves every other."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

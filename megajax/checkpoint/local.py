@@ -86,7 +86,7 @@ class LocalCopies:
             self.steps = {*sorted(self.steps)[-1:], step}
 
     def read(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> tuple[dict[str, jax.Array], dict[str, Any]]:
-        """Arrays and record of a copy.
+        """Read arrays and record of a copy.
 
         Raises:
             ValueError: it is of another layout or model, or damaged.
@@ -133,7 +133,7 @@ class LocalCopies:
         return self._directory / (self._name or "-") / f"process-{jax.process_index()}"
 
     def _original(self) -> str:
-        """The directory whose these copies are, if it is another one: a run that has moved has left none behind."""
+        """Return the directory whose copies these are, if another one; a run that has moved has left none behind."""
         for step in self._complete()[-1:]:
             with suppress(OSError, ValueError):
                 place = unseal((self._process / str(step) / "manifest.json").read_text()).get("run", str(self._run))
@@ -146,7 +146,7 @@ class LocalCopies:
         return sorted(int(path.name) for path in self._process.glob("*") if path.name.isdigit())
 
     def _write(self, step: int, files: dict[str, np.ndarray], manifest: dict[str, Any], prints: Words) -> None:
-        """The newest copy stays until this one is complete; others go, to make room for it."""
+        """Write a copy; the newest one stays until this one is complete, others go, to make room for it."""
         for old in self._process.glob("*"):
             if old.name != str(max(self.steps, default=None)):
                 shutil.rmtree(old)
@@ -160,6 +160,6 @@ class LocalCopies:
 
 
 def _layout(arrays: dict[str, Any]) -> Any:
-    """Shapes, dtypes and what this process holds of them, as JSON gives it back."""
+    """Describe shapes, dtypes and what this process holds of them, as JSON gives it back."""
     held = {name: [array.shape, str(array.dtype), list(shards(array))] for name, array in arrays.items()}
     return json.loads(json.dumps({"processes": jax.process_count(), "arrays": held}))

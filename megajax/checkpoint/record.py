@@ -36,23 +36,23 @@ Contents = tuple[dict[str, jax.Array], dict[str, Any]]
 
 
 def described(record: dict[str, Any], arrays: dict[str, jax.Array]) -> dict[str, Any]:
-    """The record with the kind of every array: dtype, then shape."""
+    """Add the kind of every array to a record: dtype, then shape."""
     kinds = {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
     return {"version": FORMAT_VERSION, **record, "arrays": kinds}
 
 
 def complete(record: dict[str, Any], words: Words) -> dict[str, Any]:
-    """The record as it is stored; waits for the fingerprints."""
+    """Add the fingerprints to a record, once they are there: so it is stored."""
     return {**record, "fingerprint": digits(words)}
 
 
 def seal(document: dict[str, Any]) -> str:
-    """A document as JSON that holds the SHA-256 of the rest of itself."""
+    """Write a document as JSON that holds the SHA-256 of the rest of itself."""
     return json.dumps({**document, "sha256": _hash(document)})
 
 
 def unseal(text: str) -> dict[str, Any]:
-    """The document.
+    """Read a sealed document.
 
     Raises:
         ValueError: it is not what was sealed.
@@ -79,7 +79,7 @@ class RecordHandler(ocp.AsyncCheckpointHandler):
         raise NotImplementedError("Orbax saves asynchronous handlers with `async_save`")
 
     def restore(self, directory: epath.Path, args: RecordRestore | None = None) -> dict[str, Any]:
-        """The record in `directory`.
+        """Read the record in `directory`.
 
         Raises:
             OSError, ValueError: there is none, or it is damaged.
@@ -98,10 +98,10 @@ class RecordHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(RecordHandler, for_save=True)
 @dataclass
 class RecordSave(ocp.args.CheckpointArgs):
-    """What `RecordHandler` writes."""
+    """The record that `RecordHandler` is to write."""
 
     record: dict[str, Any]
-    """As `described` gives it."""
+    """The record, with the kind of every array (see `described`)."""
     words: Words
 
 
@@ -112,7 +112,7 @@ class RecordRestore(ocp.args.CheckpointArgs):
 
 
 def read_contents(path: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str, tables: set[str]) -> Contents:
-    """Arrays and record of the checkpoint in `path`; no barrier, so a process that fails here keeps no other waiting.
+    """Read arrays and record of the checkpoint in `path`, without a barrier: a process that fails holds up no other.
 
     Args:
         path: of one step.
@@ -153,7 +153,7 @@ def read_contents(path: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct], pre
 
 
 def verified(read: Callable[[], Contents]) -> Contents | str:
-    """What `read` gives if its fingerprints are right in every process, else what is wrong, the same in all of them.
+    """Return what `read` gives if its fingerprints are right everywhere, else what is wrong, the same everywhere.
 
     Raises:
         NotReady: a disk or network failed, at every attempt: that says nothing of the contents.
@@ -187,7 +187,7 @@ def verified(read: Callable[[], Contents]) -> Contents | str:
 
 
 def _mismatch(saved: list[Any], leaf: jax.ShapeDtypeStruct, *, is_table: bool) -> str:
-    """How a saved array differs in kind from the wanted one."""
+    """Say how a saved array differs in kind from the wanted one; "" if it does not."""
     rows = 1 if is_table else 0
     dtype, there = jnp.dtype(saved[0]), tuple(saved[1:])
     if there[rows:] != leaf.shape[rows:]:

@@ -110,7 +110,7 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the finished checkpoints, ascending; process 0 decides which these are, and all ask together."""
+        """List the steps of the finished checkpoints, ascending, as process 0 sees them; all have to ask together."""
         unfinished = self._being_saved
         if unfinished is not None and gather("finished" if self._is_finished(unfinished) else "")[0]:
             unfinished = None
@@ -118,7 +118,7 @@ class Checkpoints:
 
     @property
     def latest(self) -> int | None:
-        """Newest step that can be resumed from, local copies included; all processes have the same."""
+        """Return the newest step that can be resumed from, local copies included; all processes have the same."""
         return max({*self.steps, *(self._local.steps if self._local else ())}, default=None)
 
     def save(self, step: int, state: Any, record: dict[str, Any], loss: float | None = None) -> float:
@@ -225,7 +225,7 @@ class Checkpoints:
     def _newest_good(
         self, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str, tables: set[str]
     ) -> tuple[int, Contents]:
-        """The step of the newest good one, local copies included, and what it holds."""
+        """Find the newest good checkpoint, local copies included; return its step and what it holds."""
         local = None if prefix else self._local
         copies = [(step, False) for step in local.steps] if local else []
         candidates = [*((step, True) for step in self.steps), *copies]
@@ -251,7 +251,7 @@ class Checkpoints:
 
     @staticmethod
     def _read_local(local: LocalCopies, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> Contents | str:
-        """As `verified`; a disk of one host that fails is no reason to wait, since there are other checkpoints."""
+        """Read a local copy; a disk of one host that fails is no reason to wait, since there are other checkpoints."""
         try:
             return verified(lambda: local.read(step, wanted))
         except NotReady as error:
@@ -281,7 +281,7 @@ class Checkpoints:
         return f"a checkpoint needs {_size(self._needs)}, there are {_size(self._free)} free"
 
     def record(self, step: int) -> dict[str, Any]:
-        """The JSON record of one checkpoint."""
+        """Read the JSON record of one checkpoint."""
         path = self.directory / str(step)
         try:
             return RecordHandler().restore(path / "record")
@@ -291,7 +291,7 @@ class Checkpoints:
             raise InputError(f"{path} is damaged ({reason(error)}): choose another checkpoint") from error
 
     def _losses(self) -> dict[int, float]:
-        """Validation losses by step, as process 0 reads them."""
+        """Return validation losses by step, as process 0 reads them."""
         losses = {}
         for step in self.steps if jax.process_index() == 0 else ():
             with suppress(InputError):
@@ -358,7 +358,7 @@ def _size(count: int) -> str:
 
 
 def _barrier(processes: int) -> Callable[..., None]:
-    """Orbax's barrier, at which a process whose save has failed does not wait: the others wait at another one."""
+    """Make Orbax's barrier one at which a process whose save has failed does not wait: the others wait elsewhere."""
     wait = ocp.multihost.get_barrier_sync_fn(processes=set(range(processes)))
 
     def arrive(*, key: str, timeout_ms: int) -> None:

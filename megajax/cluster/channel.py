@@ -23,9 +23,9 @@ from megajax.config.config import ClusterConfig
 HUNG = 4
 """Exit code of a run in which a process hung."""
 _SPREAD_SECONDS = 3
-"""For a failure to reach everyone, before the process that it started in ends."""
+"""Time for a failure to reach everyone, before the process that it started in ends."""
 _ECHO_SECONDS = 1
-"""For another process's failure to be heard of, before a broken collective counts as one's own."""
+"""Time for another process's failure to be heard of, before a broken collective counts as one's own."""
 
 
 class Channel:
@@ -53,7 +53,7 @@ class Channel:
         threading.Thread(target=self._listen, name="megajax-channel", daemon=True).start()
 
     def gather(self, name: str, value: str = "", seconds: int | None = None, *, last: bool = False) -> list[str]:
-        """Wait for every process to arrive at `name`, as long as all live; what each of them came with.
+        """Wait for every process to arrive at `name`, as long as all live; return what each of them came with.
 
         Args:
             name: the same everywhere; to be used again once all have left it.
@@ -93,7 +93,7 @@ class Channel:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Context whose exceptions end the run at once, and whose end all processes reach together.
+        """Open a context whose exceptions end the run at once, and whose end all processes reach together.
 
         It may stand in another one: around what has to fail before the exit of a context in between waits for others.
         """
@@ -148,7 +148,7 @@ class Channel:
 
 
 def _connect(host: str, port: int, config: ClusterConfig) -> tuple[Lines, str]:
-    """Line to the hub and what it calls itself, trying again until it is there."""
+    """Open a line to the hub, trying again until it is there; return it and what the hub calls itself."""
     deadline = time.monotonic() + config.start_seconds
     why = "nothing listens"
     while (left := deadline - time.monotonic()) > 0:

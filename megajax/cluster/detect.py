@@ -1,4 +1,4 @@
-"""Which process of how many this is, as the launcher says in the environment: SLURM, Open MPI, Kubernetes, torchrun."""
+"""This process's place among the others, as the launcher's environment says: SLURM, Open MPI, Kubernetes, torchrun."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megajax.config.config import ClusterConfig
 
 Environment = Mapping[str, str]
 _SLURM_HOSTS = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
-"""Who is in the step; the later ones may list the whole job, of which a step can take a part (srun --nodes)."""
+"""Lists of a step's hosts; the later ones may list the whole job, of which a step can take a part (srun --nodes)."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Launch:
     """One process's place among those of the run."""
 
     source: str
-    """Who said so."""
+    """Name of the launcher that said so."""
     processes: int = 1
     process: int = 0
     coordinator: str | None = None
@@ -29,14 +29,14 @@ class Launch:
     local_process: int = 0
     """Number among the processes of the same host."""
     local_processes: int | None = None
-    """How many those are; None = unknown."""
+    """Count of these processes; None = unknown."""
     hosts: int | None = None
-    """How many hosts, as far as the launcher says."""
+    """Count of hosts, as far as the launcher says."""
     note: str = ""
-    """What was found and not used."""
+    """Signs of a launcher that were found and not used."""
 
     def describe(self) -> str:
-        """One line for the log."""
+        """Write one line for the log."""
         if self.processes == 1:
             return f"processes: 1 ({self.note or self.source})"
         place = f"process {self.process} of {self.processes}, coordinator {self.coordinator}"
@@ -134,7 +134,7 @@ def _checked(launch: Launch) -> Launch:
 
 
 def _number(environ: Environment, *names: str) -> int:
-    """The first of the variables that is set; a name that is a number stands for itself."""
+    """Read the first of the variables that is set; a name that is a number stands for itself."""
     name = next(name for name in names if name in environ or name.isdigit())
     text = environ.get(name, name)
     if not text.isdigit():
@@ -155,7 +155,7 @@ def _torchrun(environ: Environment) -> str | None:
 
 
 def _open_mpi(environ: Environment) -> str | None:
-    """The host of mpirun, which has process 0 unless a rank file says otherwise; a port made from the job's number."""
+    """Find mpirun's host, where process 0 is unless a rank file says otherwise; make a port of the job's number."""
     # Up to Open MPI 4: "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911", from 5 on: "prterun-node01-12345@1".
     old = re.match(r"(\d+)\.\d+;(?:tcp://([^,:]+)|tcp6://\[([^,\]]+))", environ.get("OMPI_MCA_orte_hnp_uri", ""))
     new = re.match(r"prte(?:run)?-(.+)-(\d+)@", environ.get("PMIX_NAMESPACE", ""))
@@ -165,7 +165,7 @@ def _open_mpi(environ: Environment) -> str | None:
 
 
 def _slurm(environ: Environment) -> str | None:
-    """The step's first node, and a port made from the step's number."""
+    """Find the step's first node, and make a port of the step's number."""
     name = next((name for name in _SLURM_HOSTS if environ.get(name)), None)
     if name is None or "SLURM_JOB_ID" not in environ:
         return None
@@ -192,7 +192,7 @@ def host_names(text: str) -> list[str]:
 
 
 def _expand(piece: str) -> list[str]:
-    """What a bracket stands for: `[08-10,12]` -> 08, 09, 10, 12; a piece between brackets stands for itself."""
+    """Expand a bracket: `[08-10,12]` -> 08, 09, 10, 12; a piece between brackets stands for itself."""
     if not piece.startswith("["):
         return [piece]
     spans = [span.partition("-") for span in piece[1:-1].split(",")]
@@ -205,7 +205,7 @@ def _slurm_local(environ: Environment) -> int | None:
 
 
 def _tasks_per_node(environ: Environment) -> list[int]:
-    """Tasks of every node of the step: `4(x2),3` -> 4, 4, 3; empty where only those of a larger job are told."""
+    """List the tasks of every node of the step: `4(x2),3` -> 4, 4, 3; empty where only a larger job's are told."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", ""))
     counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     tasks = [int(count) for count, times in counts for _ in range(int(times or 1))]
@@ -213,7 +213,7 @@ def _tasks_per_node(environ: Environment) -> list[int]:
 
 
 def _port(job: int) -> int:
-    """One of the 4,096 highest ports, which Linux gives to nobody by itself."""
+    """Choose one of the 4,096 highest ports, which Linux gives to nobody by itself."""
     return 2**16 - 2**12 + job % 2**12
 
 

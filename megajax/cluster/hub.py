@@ -48,7 +48,7 @@ class Lines:
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[Message] | None:
-        """What has come since, waiting for at least a part of it; None when the other end is gone.
+        """Return what has come since, waiting for at least a part of it; None when the other end is gone.
 
         Raises:
             ValueError: the other end talks about something else.
@@ -77,7 +77,7 @@ def keep_alive(connection: socket.socket, seconds: int) -> None:
 @dataclass
 class _Member(Lines):
     process: int = -1
-    """Until it says which it is."""
+    """Process number; none until it says which it is."""
     who: str = ""
     excused: bool = False
     """It was given its last answer."""
@@ -102,7 +102,7 @@ class Hub(threading.Thread):
     """
 
     def __init__(self, port: int, processes: int, who: str, start_seconds: int, heartbeat_seconds: int) -> None:
-        """Listen.
+        """Listen on a port for the processes of a run.
 
         Raises:
             NotReady: the port is taken.

@@ -44,21 +44,21 @@ class Cluster:
 
     @property
     def processes(self) -> int:
-        """How many there are."""
+        """Count the processes."""
         return self.launch.processes
 
     @property
     def process(self) -> int:
-        """Number of this one."""
+        """Return the number of this process."""
         return self.launch.process
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that speaks for all."""
+        """Tell whether this process is the one that speaks for all."""
         return self.process == 0
 
     def gather(self, name: str, value: str = "", seconds: int | None = None) -> list[str]:
-        """Wait until every process is at `name`; what each of them brought.
+        """Wait until every process is at `name`; return what each of them brought.
 
         Raises:
             InputError: naming those that did not arrive within `seconds` (None = as long as all live).
@@ -71,7 +71,7 @@ class Cluster:
 
     @contextmanager
     def first_alone(self, name: str) -> Iterator[None]:
-        """Context that process 0 goes through before the others enter it, so that they find what it has made."""
+        """Let process 0 go through the context before the others enter it, so that they find what it has made."""
         if not self.first:
             self.barrier(name)
         yield
@@ -79,7 +79,7 @@ class Cluster:
             self.barrier(name)
 
     def guard(self) -> AbstractContextManager[None]:
-        """Context whose exceptions end all processes at once; see `Channel.guard`. Alone, it does nothing."""
+        """Open a context whose exceptions end all processes at once; see `Channel.guard`. Alone, it does nothing."""
         return nullcontext() if self.channel is None else self.channel.guard()
 
 
@@ -129,7 +129,7 @@ def agree(cluster: Cluster, facts: Mapping[str, str], seconds: int) -> None:
 
 
 def odd_one_out(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str | None:
-    """Line that names who differs from the others, and in what; None if nobody does."""
+    """Write a line that names who differs from the others, and in what; None if nobody does."""
     for fact in facts[0]:
         values = [each.get(fact, "none") for each in facts]
         (usual, count), *_ = Counter(values).most_common()
@@ -144,7 +144,7 @@ def odd_one_out(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str
 
 
 def _facts(launch: Launch) -> dict[str, str]:
-    """What has to be the same in every process."""
+    """List what has to be the same in every process."""
     code = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(file.read_bytes())
@@ -182,7 +182,7 @@ def _start_runtime(launch: Launch, config: ClusterConfig) -> None:
 
 
 def _own_gpus(launch: Launch) -> list[int] | None:
-    """This process's share of the GPUs it sees, where several processes share a host; None = all of them."""
+    """Return this process's share of the GPUs it sees, where several processes share a host; None = all of them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if (jax.config.jax_platforms or "").startswith("cpu"):  # type: ignore[attr-defined]
         return None
@@ -204,7 +204,7 @@ def _gpus_of_host() -> int:
 
 
 def devices_by_host(devices: Sequence[jax.Device], hosts: Sequence[str]) -> list[jax.Device]:
-    """The devices in an order in which those of a host follow each other, however the launcher dealt out the numbers.
+    """Order devices such that those of a host follow each other, however the launcher dealt out the numbers.
 
     Args:
         devices: all devices.
@@ -216,7 +216,7 @@ def devices_by_host(devices: Sequence[jax.Device], hosts: Sequence[str]) -> list
 
 
 def tensor_warning(tensor: int, devices: Sequence[jax.Device], hosts: Sequence[str]) -> str | None:
-    """What to say where the mesh axis `tensor` does not fit into a host; None if it does."""
+    """Say where the mesh axis `tensor` does not fit into a host; None if it does."""
     smallest = min(Counter(hosts[device.process_index] for device in devices).values())
     if smallest % tensor == 0:
         return None

@@ -38,12 +38,12 @@ class Watchdog:
         self.beat("the start")
 
     def beat(self, what: str) -> None:
-        """All is well: this has been done."""
+        """Note that all is well: this has been done."""
         self._what, self._time = what, time.monotonic()
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """What may take `PATIENCE` times as long: a compilation, an evaluation, a save, a restore."""
+        """Allow what happens inside `PATIENCE` times as long: a compilation, an evaluation, a save, a restore."""
         self._patient += 1
         try:
             yield

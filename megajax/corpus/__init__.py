@@ -1,1 +1,1 @@
-"""From text files to token files."""
+"""The way of text files to token files."""

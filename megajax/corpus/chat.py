@@ -27,7 +27,7 @@ from megajax.data.tokenizers.tokenizer import ROLES as TOKEN_ROLES
 
 ROLES = ("system", "user", "assistant", "tool")
 Message = Mapping[str, Any]
-"""With a role and a content, which is text."""
+"""A message has a role and a content, which is text."""
 _PROBE = "megajax"
 _ROLES_AS_TEXT = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] }}"
@@ -37,7 +37,7 @@ _ROLES_AS_TEXT = (
 
 
 class Chat:
-    """How a tokenizer writes conversations.
+    """The way in which a tokenizer writes conversations.
 
     Args:
         tokenizer: its `chat_template`, if it has one, its special tokens and its beginning of sequence.
@@ -94,7 +94,7 @@ class Chat:
 
     @cached_property
     def end_id(self) -> int | None:
-        """The special token that ends an answer, None if the template has none."""
+        """Return the special token that ends an answer, None if the template has none."""
         if self._template is None:
             return self._tokenizer.eod_id
         text = self.text([{"role": "user", "content": _PROBE}, _answer(_PROBE)])
@@ -109,7 +109,7 @@ class Chat:
         return {**tokens, "tools": None, "documents": None}
 
     def _ended(self, turns: list[list[int]]) -> list[list[int]]:
-        """Turns of text with what stands before all and behind each answer."""
+        """Add to turns of text what stands before all and behind each answer."""
         turns[0][:0] = self._tokenizer.prefix
         for answer in turns[1::2]:
             answer.append(self._tokenizer.eod_id)
@@ -129,7 +129,7 @@ class Chat:
         return turns
 
     def _cut(self, whole: str, messages: Sequence[Message]) -> list[list[int]]:
-        """Ids of a text, in turn up to an answer and to the end of it, and what is left.
+        """Return the ids of a text, in turn up to an answer and to the end of it, and what is left.
 
         Up to every cut they are those of the text up to there alone, so that a prompt that ends at it has the same.
         """
@@ -149,7 +149,7 @@ class Chat:
         return turns
 
     def _answer_length(self, text: str) -> int:
-        """Length of an answer up to the special token that ends it: spaces behind that are no part of it."""
+        """Measure an answer up to the special token that ends it: spaces behind that are no part of it."""
         names = "|".join(map(re.escape, self._tokenizer.special))
         ending = re.search(rf"({names})\s*$", text) if names else None
         return ending.end(1) if ending else len(text)
@@ -198,7 +198,7 @@ def _answer(text: str) -> Message:
 
 
 def _is_text(content: object) -> TypeGuard[str]:
-    """Whether something is a string without half a surrogate pair."""
+    """Tell whether something is a string without half a surrogate pair."""
     try:
         return isinstance(content, str) and content.encode() is not None
     except UnicodeEncodeError:

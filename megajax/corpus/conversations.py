@@ -77,7 +77,7 @@ def _turns(paths: Sequence[str | Path], chat: Chat) -> Iterator[list[list[int]]]
 
 
 def _contents(record: Record) -> Iterator[object]:
-    """What is said in a record, if it is a conversation."""
+    """Iterate over what is said in a record, if it is a conversation."""
     with suppress(InputError):
         yield from (message.get("content") for message in _messages(record) if isinstance(message, dict))
 

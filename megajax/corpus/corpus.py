@@ -37,20 +37,20 @@ _OURS = re.compile(r"lock|\.?[0-9a-f]{24}(-\d+)?\.(bin|idx|ids\.json|json)(\.[0-
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a corpus."""
+    """The outcome of tokenizing a corpus."""
 
     prefix: str
-    """Of the token files written, for `data.path`."""
+    """Prefix of the token files written, for `data.path`."""
     documents: int
     """Records read, the empty ones included."""
     empty: int
-    """Of them, records without a token: they become documents without sequences."""
+    """Records without a token: they become documents without sequences."""
     skipped: int
     """Lines left out because they hold no usable record."""
     tokens: int
     """Tokens written, end-of-document ids included."""
     unknown: int
-    """Of them, ids that stand for text the tokenizer has no piece for."""
+    """Tokens that stand for text the tokenizer has no piece for."""
 
     def __str__(self) -> str:
         return (
@@ -117,7 +117,7 @@ def preprocess_keys(
 
 
 def _first_texts(inputs: Sequence[str | Path], options: Options) -> Iterator[str]:
-    """Texts at the beginning of the first file; a bad line is met again when it is tokenized."""
+    """Iterate over texts at the beginning of the first file; a bad line is met again when it is tokenized."""
     with suppress(InputError):
         for record in read_part(whole(inputs[0]), options.keys, options.text_documents):
             with suppress(InputError):

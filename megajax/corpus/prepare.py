@@ -1,4 +1,4 @@
-"""From files as the user names them to what training reads, once: tokenizer and token files in the run's directory.
+"""Files that the user names become what training reads, once: tokenizer and token files in the run's directory.
 
 A run has its own copy of the tokenizer, so that it can be moved, and does not notice what becomes of the original. Both
 tokenizer and token files know what they were made from (`megajax.made_from`): when that has changed they are made
@@ -67,7 +67,7 @@ def prepare_text(
 
 
 def _texts(names: Sequence[str], folder: Path, run: str) -> tuple[str, ...]:
-    """The files that `data.text` names; none but those that a run was trained on."""
+    """List the files that `data.text` names; none but those that a run was trained on."""
     records = {int(path.name.split(".")[0]): path for path in folder.glob(f"[0-9]*.{RECORD}")}
     try:
         texts = input_files(map(find_bundled, names))

@@ -36,7 +36,7 @@ TextDocuments = Literal["file", "line"]
 _BUFFER = 1 << 20
 _PACKED = (".gz", ".zst", ".bz2", ".xz", ".lzma")
 _PACKERS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
-"""How the contents of a packed file begin, and how its name has to end."""
+"""The beginning of a packed file's contents, and the ending that its name has to have."""
 _ARCHIVES = {
     b"PK\3\4": "a ZIP archive",
     b"PK\5\6": "a ZIP archive",
@@ -58,7 +58,7 @@ class Record(NamedTuple):
 
     part: Part
     number: int
-    """Of the line or row, from 1 at the start of the part; 0 = the record is the whole file."""
+    """Number of the line or row, from 1 at the start of the part; 0 = the record is the whole file."""
     position: int
     """Bytes of the file behind it: how far reading is."""
     content: bytes | Mapping[str, object]
@@ -149,7 +149,7 @@ def _refuse_archive(path: Path, start: bytes) -> None:
 
 
 def can_be_cut(path: Path, text_documents: TextDocuments) -> bool:
-    """Whether the file has lines that can be found from any byte."""
+    """Tell whether the file has lines that can be found from any byte."""
     one_document = path.suffix == ".txt" and text_documents == "file"
     return path.suffix not in (*_PACKED, ".parquet") and not one_document
 

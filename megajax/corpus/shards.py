@@ -27,7 +27,7 @@ _FORMAT = 1
 _MIN_SHARD, _MAX_SHARD, _SHARDS = 1 << 20, 128 << 20, 256
 _BATCH_CHARACTERS = 1 << 18
 Step = Callable[[int, int], None]
-"""Is told of bytes read and documents made of them."""
+"""A step is told of bytes read and documents made of them."""
 _Row = tuple[Record, list[str | list[str]]]
 _Documents = list[list[list[int]]]
 """Ids of the sequences of some documents."""
@@ -35,24 +35,24 @@ _Documents = list[list[list[int]]]
 
 @dataclass(frozen=True)
 class Options:
-    """What becomes of a text."""
+    """The choices of what becomes of a text."""
 
     keys: tuple[str, ...] = ("text",)
-    """Of the records, under which texts stand; each makes token files of its own, of the same documents."""
+    """Keys of the records under which texts stand; each makes token files of its own, of the same documents."""
     append_eod: bool = True
     """End every document that has tokens with the end-of-document id."""
     split_sentences: bool = False
     """Sequences are the sentences of a document. A list of texts is split already: each of them is a sequence
     anyhow, as Megatron-LM's preprocess_data has it."""
     text_documents: TextDocuments = "file"
-    """What a document of a .txt file is."""
+    """A document of a .txt file is the whole file or a line."""
     on_bad_line: Literal["error", "skip"] = "error"
     """Stop at a line that is no usable record, or leave it out and count it."""
 
 
 @dataclass
 class Counts:
-    """What became of the texts under one key."""
+    """The outcome of the texts under one key."""
 
     documents: int = 0
     empty: int = 0
@@ -72,13 +72,13 @@ class Shard(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of input."""
+        """Return the bytes of input."""
         return sum(part.end - part.start for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all shards of a corpus have in common."""
+    """The things that all shards of a corpus have in common."""
 
     directory: Path
     tokenizer: TokenizerConfig

@@ -45,7 +45,7 @@ class BertDataset:
         return len(self._map)
 
     def batch(self, sample_ids: np.ndarray) -> Batch:
-        """Rows of these samples [B]; a number past the end gives a row of padding.
+        """Return the rows of these samples [B]; a number past the end gives a row of padding.
 
         Returns:
             tokens, labels, positions, token_types int32 [B, S]; loss_mask float32 [B, S], 1 where a token is to be

@@ -68,7 +68,7 @@ def _paths(config: DataConfig) -> dict[str, tuple[Sequence[str], tuple[float, fl
 
 
 def _one_epoch(maker: Maker, parts: Sequence[Part]) -> Dataset | None:
-    """Every source once; of weighted ones as much as keeps the proportions until the first of them ends."""
+    """Read every source once; of weighted ones as much as keeps the proportions until the first of them ends."""
     built = [(part, dataset) for part in parts if (dataset := maker.one_epoch(part)) is not None]
     if not built:
         return None
@@ -86,7 +86,7 @@ def _one_epoch(maker: Maker, parts: Sequence[Part]) -> Dataset | None:
 def _many_epochs(
     maker: Maker, parts: Sequence[Part], num_samples: int, before: Mix | None, consumed: int, alone: bool
 ) -> TrainingData:
-    """As many samples as wanted: from sources with a share over as many epochs as that takes, from others one epoch.
+    """Give as many samples as wanted: sources with a share over as many epochs as that takes, others one epoch.
 
     Args:
         maker: of datasets.
@@ -131,7 +131,7 @@ def _readings(parts: Sequence[Part], alone: bool) -> list[Reading]:
 
 
 def _chain(maker: Maker, part: Part, source: Reading, more: int | None) -> tuple[Chain, tuple[int | None, ...]]:
-    """The orders of a source as they were, and another one where they do not reach `more` samples further."""
+    """Keep the orders of a source as they were, and add another one where they do not reach `more` samples further."""
     orders = source.orders or (more,)
     datasets = [maker.dataset(part, size, k) for k, size in enumerate(orders)]
     missing = source.first + (more or 0) - sum(map(len, datasets))

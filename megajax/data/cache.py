@@ -29,7 +29,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(path: Path) -> np.ndarray:
-    """The bytes of a file, uint8, read-only and through the page cache.
+    """Map the bytes of a file, uint8, read-only and through the page cache.
 
     No descriptor stays open, as Python's own mmap (and with it `numpy.memmap`) keeps one per file before version 3.13:
     a mix of some hundred sources, with two token files and three cached arrays each, would run out of them.
@@ -50,7 +50,7 @@ def map_file(path: Path) -> np.ndarray:
 
 
 def map_array(path: Path) -> np.ndarray:
-    """The array in a .npy file that `numpy.save` wrote, mapped.
+    """Map the array in a .npy file that `numpy.save` wrote.
 
     Raises:
         OSError: it cannot be opened.

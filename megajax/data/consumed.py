@@ -1,4 +1,4 @@
-"""What a run has read of every source, and where it goes on when the mix of sources changes.
+"""The account of what a run has read of every source, and how it goes on when the mix of sources changes.
 
 The order of the samples of a source does not depend on the mix it is part of, and a run reads it from its first sample
 on: one number per source says what was read. With other sources or weights a run begins a new mix at the sample where
@@ -34,14 +34,14 @@ class Reading:
     orders: tuple[int | None, ...] = ()
     """Samples asked of each of its orders; None = one epoch."""
     first: int = 0
-    """How many of its samples were read before the mix began."""
+    """Samples of it that were read before the mix began."""
     consumed: int = 0
-    """How many were read so far."""
+    """Samples of it that were read so far."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """What a run reads from sample `start` on."""
+    """The sources that a run reads from sample `start` on."""
 
     start: int
     sources: tuple[Reading, ...]
@@ -49,12 +49,12 @@ class Mix:
     """Sources of earlier mixes; they go on from where they were left if they come back."""
 
     def to_record(self) -> dict[str, Any]:
-        """As JSON, for a checkpoint."""
+        """Return the mix as JSON, for a checkpoint."""
         return asdict(self)
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        """The mix that a checkpoint was written under."""
+        """Read the mix that a checkpoint was written under."""
 
         def readings(name: str) -> tuple[Reading, ...]:
             return tuple(Reading(**{**entry, "orders": tuple(entry["orders"])}) for entry in record[name])
@@ -96,7 +96,7 @@ def go_on(before: Mix | None, samples: int, wanted: Sequence[Reading]) -> Mix:
 
 
 def same_sources(before: Sequence[Reading], wanted: Sequence[Reading]) -> bool:
-    """Whether two mixes draw the same sources in the same proportions."""
+    """Tell whether two mixes draw the same sources in the same proportions."""
     if [source.identity for source in before] != [source.identity for source in wanted]:
         return False
     return np.allclose(shares(before), shares(wanted), rtol=1e-9, atol=0, equal_nan=True)
@@ -130,7 +130,7 @@ class TrainingData:
         return self.blend.batch(sample_ids)
 
     def at(self, samples: int) -> Mix:
-        """The mix with what was read of every source after so many samples of the run."""
+        """Return the mix with what was read of every source after so many samples of the run."""
         counts = self.blend.consumed(samples)
         sources = [replace(source, consumed=n) for source, n in zip(self.mix.sources, counts, strict=True)]
         return replace(self.mix, sources=tuple(sources))

@@ -20,7 +20,7 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, sample_ids: np.ndarray) -> Batch:
-        """Rows of these samples [B], in this order; a number past the end gives an empty row, without loss."""
+        """Return the rows of these samples [B], in this order; a number past the end gives a row without loss."""
         ...
 
 
@@ -40,7 +40,7 @@ class Chain:
 
     @property
     def per_epoch(self) -> float:
-        """Samples in one pass over the documents."""
+        """Return the samples in one pass over the documents."""
         return len(self.datasets[0]) / self.datasets[0].epochs
 
     def __len__(self) -> int:

@@ -72,7 +72,7 @@ class FillInTheMiddle:
 
 
 def _special_ids(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
-    """Ids of prefix, middle and suffix: of the names that the user gave, or of the usual ones."""
+    """Find the ids of prefix, middle and suffix, by the names that the user gave or the usual ones."""
     if names and len(names) != len(_ROLES):
         raise InputError(f"data.fim_tokens has {len(names)} names: expected those of prefix, middle and suffix")
     tried = [tuple(names)] if names else [tuple(spelling.format(role) for role in _ROLES) for spelling in _SPELLINGS]

@@ -103,14 +103,14 @@ class IndexedDataset:
 
 
 def named_pairs(folder: Path) -> str:
-    """The prefixes of the token files in a folder, for messages."""
+    """Name the token files in a folder by their prefixes, for messages."""
     names = sorted(str(path.with_suffix("")) for path in folder.glob("*.idx"))
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return f"such as {shown}" if names else "of which it holds none"
 
 
 class Index(NamedTuple):
-    """What a .idx file says; the arrays are those of `IndexedDataset`."""
+    """The contents of a .idx file; the arrays are those of `IndexedDataset`."""
 
     dtype: np.dtype
     lengths: np.ndarray
@@ -313,13 +313,13 @@ class Selection(NamedTuple, Generic[T]):
     indices: np.ndarray
     """The sequences, or documents, that may be used, int32."""
     num_samples: int | None
-    """At least this many samples, over as many epochs as that takes; None = one epoch."""
+    """Samples wanted at least, over as many epochs as that takes; None = one epoch."""
     seed: int
     """The order follows from it and, with the number of a sample, what is random in that."""
     name: str
     """The split, for messages."""
     cache_dir: Path | None
-    """Where the order is kept; None = nowhere."""
+    """Folder in which the order is kept; None = nowhere."""
 
     @property
     def bounds(self: Selection[Any]) -> np.ndarray:

@@ -63,7 +63,7 @@ class InstructionDataset:
         return len(self._row_ends) - 1
 
     def batch(self, sample_ids: np.ndarray) -> Batch:
-        """Rows of these samples [B]; a number past the end gives an empty row.
+        """Return the rows of these samples [B]; a number past the end gives an empty row.
 
         Returns:
             tokens, labels, positions, segment_ids int32 [B, S], loss_mask float32 [B, S], sample_ids uint32 [B].

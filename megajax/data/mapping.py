@@ -1,4 +1,4 @@
-"""Which sentences make a sample of masked text: Megatron-LM's mapping for BERT and T5, row by row the same.
+"""The sentences that make a sample of masked text: Megatron-LM's mapping for BERT and T5, row by row the same.
 
 Sentences of a document are gathered until they hold the target length, usually the longest there can be, now and then a
 random shorter one. The rows are shuffled with the 64-bit Mersenne twister of the C++ library (std::mt19937_64), which
@@ -82,7 +82,7 @@ class SentenceMap:
 
 
 def _usable_documents(bounds: np.ndarray, lengths: np.ndarray, min_sentences: int) -> np.ndarray:
-    """Whether a document has enough sentences and, unless it is a single one, no overlong sentence."""
+    """Tell whether a document has enough sentences and, unless it is a single one, no overlong sentence."""
     overlong = np.concatenate([[0], np.cumsum(lengths > _LONGEST_SENTENCE)])
     count = bounds[:, 1] - bounds[:, 0]
     short = overlong[bounds[:, 1]] == overlong[bounds[:, 0]]

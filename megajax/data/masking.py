@@ -1,4 +1,4 @@
-"""Which tokens of a sample are to be predicted: runs of whole words, drawn as Megatron-LM draws them.
+"""The tokens of a sample that are to be predicted: runs of whole words, drawn as Megatron-LM draws them.
 
 Devlin et al., "BERT" (2019), with the whole words and n-grams of later releases; Joshi et al., "SpanBERT" (2020),
 section 3.1, for lengths from a geometric distribution. Shapes: t tokens, w words.

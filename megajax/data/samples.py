@@ -20,7 +20,7 @@ from megajax.data.tokenizers import Tokenizer
 
 
 class Recipe(NamedTuple):
-    """How samples are made of documents."""
+    """The settings by which samples are made of documents."""
 
     config: DataConfig
     tokenizer: Tokenizer
@@ -35,14 +35,14 @@ class Kind(NamedTuple):
     """All that is special about one kind of samples."""
 
     dataset: Callable[[Selection[Any], Recipe], Order]
-    """Makes the samples of some documents."""
+    """Make the samples of some documents."""
     made_of: Literal["document", "sentence", "conversation"] = "document"
-    """What text becomes before training (`corpus.prepare`): sequences of token files are whole documents, the sentences
-    of one, or the turns of a conversation."""
+    """Form of the text in token files (`corpus.prepare`): a sequence is a whole document, or a document's sentences
+    or a conversation's turns are sequences of their own."""
 
     @property
     def joined(self) -> bool:
-        """Whether documents are joined end to end and cut anywhere; other samples are made of whole documents."""
+        """Tell whether documents are joined end to end and cut anywhere; other samples are made of whole documents."""
         return self.made_of == "document"
 
 

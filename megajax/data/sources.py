@@ -46,12 +46,12 @@ class Part(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many tokens they have, where a sequence is a document."""
+        """Count the tokens of the documents, where a sequence is a document."""
         return int(self.documents.lengths[self.indices].sum(dtype=np.int64))
 
     @property
     def identity(self) -> str:
-        """Hash of the lengths of its documents and of the first and last tokens of the file."""
+        """Hash the lengths of the documents and the first and last tokens of the file."""
         total = int(self.documents.lengths.sum(dtype=np.int64))
         starts, stops = np.array([0, max(0, total - _PEEK)]), np.array([min(_PEEK, total), total])
         return fingerprint(self.documents.lengths, self.indices, self.documents.gather(starts, stops))
@@ -110,7 +110,7 @@ class Maker:
         return self._kind.dataset(selection, self._recipe)
 
     def cache_dir(self, part: Part) -> Path | None:
-        """Where sample orders of a part are kept; nowhere if nobody said so and there is no file to be beside of."""
+        """Return where sample orders of a part are kept; None if nobody said so and there is no file to be beside."""
         if self._config.cache_dir:
             return Path(self._config.cache_dir)
         return None if self._config.mock else Path(part.source.prefix).parent / "cache"

@@ -58,7 +58,7 @@ class T5Dataset:
         return len(self._map)
 
     def batch(self, sample_ids: np.ndarray) -> Batch:
-        """Rows of these samples [B]; a number past the end gives a row of padding.
+        """Return the rows of these samples [B]; a number past the end gives a row of padding.
 
         Returns:
             tokens, segment_ids int32 [B, S] of the encoder; decoder_tokens, labels, decoder_segment_ids int32 [B, T]

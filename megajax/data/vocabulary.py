@@ -22,7 +22,7 @@ from megajax.files import atomic_write
 
 _PEEK = 1 << 15
 _AT_START, _WITH_A_BATCH = 1 << 29, 1 << 24
-"""Bytes looked through."""
+"""Bytes that are looked through."""
 
 
 class TokenFile(Protocol):
@@ -52,7 +52,7 @@ class IdRange:
     def __init__(self) -> None:
         self._seen = 0
         self.ends: list[Found] = []
-        """Of the tokens so far; empty before the first."""
+        """Smallest and largest of the tokens so far; empty before the first."""
 
     def add(self, tokens: np.ndarray) -> None:
         """Take in the next tokens of the file."""
@@ -76,12 +76,12 @@ class IdRange:
 
 
 def note_path(bin_path: Path) -> Path:
-    """Where the range of ids of a .bin is noted."""
+    """Return the file in which the range of ids of a .bin is noted."""
     return bin_path.with_name(f"{bin_path.name.removesuffix('.bin')}.ids.json")
 
 
 def _noted(indexed: TokenFile) -> list[Found] | None:
-    """The smallest and the largest id that were noted, nothing for a file without tokens; None without a good note."""
+    """Read the smallest and the largest id that were noted, none of a file without tokens; None without a good note."""
     try:
         note = json.loads(note_path(indexed.bin_path).read_bytes())
         ends = [Found(int(token), int(place)) for token, place in note["smallest_and_largest"]]
@@ -170,7 +170,7 @@ class VocabularyScan:
 
 
 def _pieces(spans: Iterable[tuple[TokenFile, int, int]]) -> Iterator[tuple[TokenFile, int, int]]:
-    """Spans of tokens, cut into what is looked through at a time."""
+    """Cut spans of tokens into what is looked through at a time."""
     for indexed, first, end in spans:
         size = _WITH_A_BATCH // indexed.dtype.itemsize
         yield from ((indexed, start, min(start + size, end)) for start in range(first, end, size))

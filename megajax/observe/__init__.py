@@ -1,1 +1,1 @@
-"""What a run tells people and tools: log line, metrics files, speed, progress."""
+"""Everything that a run tells people and tools: log line, metrics files, speed, progress."""

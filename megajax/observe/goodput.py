@@ -1,4 +1,4 @@
-"""Where the time of a run goes: every second of a process booked to one cause, and the goodput over all starts.
+"""The time of a run: every second of a process is booked to one cause, and goodput adds them up over all starts.
 
     clock = Clock()                     # first thing in a run: what follows is "start"
     with clock.during("restore"):
@@ -59,13 +59,13 @@ class Clock:
             self._switch(before)
 
     def steady(self) -> None:
-        """The start is over."""
+        """Note that the start is over."""
         if self._cause == "start":
             self._switch("host")
 
     @property
     def seconds(self) -> dict[str, float]:
-        """All that was booked until now; adds up to the age of the clock."""
+        """Return all that was booked until now; it adds up to the age of the clock."""
         self._switch(self._cause)
         return dict(self._seconds)
 
@@ -84,7 +84,7 @@ class Meter:
         self._before: dict[str, float] = {}
 
     def read(self) -> dict[str, float]:
-        """Seconds by cause since the reading before; the first time, since the clock began."""
+        """Return seconds by cause since the reading before; the first time, since the clock began."""
         before, self._before = self._before, self._clock.seconds
         return {cause: seconds - before.get(cause, 0.0) for cause, seconds in self._before.items()}
 
@@ -100,11 +100,11 @@ class Start:
     step: int
     """Last step done."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """By cause of the clock, until the last sign of life."""
+    """Seconds by cause of the clock, until the last sign of life."""
 
 
 def spending(starts: Sequence[Start]) -> dict[str, float]:
-    """Seconds of a run by cause, with "productive", "lost" and "down"; they add up to the life of the run.
+    """Add up the seconds of a run by cause, with "productive", "lost" and "down": together the life of the run.
 
     Steps of one start count as equally long.
     """
@@ -125,13 +125,13 @@ def spending(starts: Sequence[Start]) -> dict[str, float]:
 
 
 def goodput(starts: Sequence[Start]) -> float:
-    """Productive fraction of a run's life."""
+    """Return the productive fraction of a run's life."""
     seconds = spending(starts)
     return seconds["productive"] / (sum(seconds.values()) or 1.0)
 
 
 def describe_goodput(starts: Sequence[Start]) -> str:
-    """One line: the goodput, and what took the rest, the most first."""
+    """Write one line: the goodput, and what took the rest, the most first."""
     seconds = spending(starts)
     whole = sum(seconds.values())
     shares = {cause: 100 * spent / (whole or 1.0) for cause, spent in seconds.items()}
@@ -156,12 +156,12 @@ class Ledger:
         self._begin(resumed, time.time() - sum(clock.seconds.values()))
 
     def rewind(self, step: int) -> None:
-        """The run has returned to the checkpoint of `step`."""
+        """Note that the run has returned to the checkpoint of `step`."""
         self.save()
         self._begin(step, time.time())
 
     def done(self, step: int) -> None:
-        """A step has ended."""
+        """Note that a step has ended."""
         self.starts[-1].step = step
         if time.monotonic() - self._written > 1:
             self.save()

@@ -23,7 +23,7 @@ class Interval:
     samples: int = 0
     seconds: float = 0.0
     input_seconds: float = 0.0
-    """Of those, waiting for a batch."""
+    """Seconds of those that were spent waiting for a batch."""
     skipped: int = 0
     nans: int = 0
     loss_sum: float = 0.0
@@ -42,14 +42,14 @@ class Interval:
 
     @property
     def loss(self) -> float | None:
-        """Mean over the steps that were not skipped."""
+        """Return the mean over the steps that were not skipped; None if there are none."""
         taken = self.steps - self.skipped
         return self.loss_sum / taken if taken else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogRecord:
-    """What one line says about the steps since the line before."""
+    """Everything that one line says about the steps since the line before."""
 
     step: int
     total_steps: int
@@ -62,11 +62,11 @@ class LogRecord:
     input_share: float
     """Fraction of it spent waiting for batches."""
     learning_rate: float
-    """Of the last step, as are the scale and the norms."""
+    """The last step's learning rate; scale and norms are the last step's as well."""
     loss: float | None
     """Mean of the steps that were not skipped; None if there is none."""
     others: Mapping[str, float] = field(default_factory=dict)
-    """Further losses, of the last step."""
+    """The last step's other losses."""
     loss_scale: float
     grad_norm: float
     params_norm: float | None = None
@@ -77,7 +77,7 @@ class LogRecord:
 
 
 def format_log_line(record: LogRecord, now: datetime) -> str:
-    """One line, starting with a space and ending with ` |`, like Megatron-LM's."""
+    """Write one line that starts with a space and ends with ` |`, like Megatron-LM's."""
     r = record
     fields = [
         f"iteration {r.step:8d}/{r.total_steps:8d}",
@@ -101,7 +101,7 @@ def format_log_line(record: LogRecord, now: datetime) -> str:
 
 
 def format_evaluation(step: int, losses: Mapping[str, float], split: str) -> str:
-    """Megatron-LM's three lines after an evaluation: `split` is "validation" or "test"."""
+    """Write Megatron-LM's three lines after an evaluation; `split` is "validation" or "test"."""
     values = (f"{name} value: {loss:.6E} | {name} PPL: {perplexity(loss):.6E} | " for name, loss in losses.items())
     line = f" {split} loss at iteration {step} | {''.join(values)}"
     rule = "-" * (len(line) + 1)
@@ -109,5 +109,5 @@ def format_evaluation(step: int, losses: Mapping[str, float], split: str) -> str
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), with the loss cut at 20 as Megatron-LM reports it."""
+    """Return exp(loss), with the loss cut at 20 as Megatron-LM reports it."""
     return math.exp(min(20.0, loss))

@@ -30,11 +30,11 @@ class DeviceMemory:
     in_use: int
     peak: int
     limit: int
-    """What the allocator may take."""
+    """Bytes that the allocator may take."""
 
 
 def device_memory() -> DeviceMemory | None:
-    """The fullest device of this process; None where the backend keeps no count (CPU)."""
+    """Return the memory of this process's fullest device; None where the backend keeps no count (CPU)."""
     counts = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
     every = [
         DeviceMemory(count["bytes_in_use"], count.get("peak_bytes_in_use", 0), count.get("bytes_limit", 0))
@@ -44,7 +44,7 @@ def device_memory() -> DeviceMemory | None:
 
 
 def planned_bytes(compiled: Any) -> int:
-    """What XLA has planned for a compiled step on one device: arguments, results that reuse none of them, temporaries.
+    """Sum up XLA's plan of a compiled step on one device: arguments, results that reuse none of them, temporaries.
 
     Args:
         compiled: `jax.stages.Compiled`.
@@ -62,7 +62,7 @@ class MemoryWatch:
         self._told = False
 
     def look(self) -> dict[str, float]:
-        """Scalars for the metrics files; the first time, a line in the log, and a warning if the plan was wrong."""
+        """Return scalars for the metrics files; the first time, log a line, and a warning if the plan was wrong."""
         memory = device_memory()
         if not self._told:
             self._told = True
@@ -74,7 +74,7 @@ class MemoryWatch:
 
 
 def describe_memory(memory: DeviceMemory | None, planned: int | None) -> str:
-    """One line: in use, peak and plan in GiB; without a count of the device, the process's own memory."""
+    """Write one line: in use, peak and plan in GiB; without a count of the device, the process's own memory."""
     plan = f"; the step is planned to take {planned / GIB:.3f} GiB" if planned is not None else ""
     if memory is None:
         return f"memory: n/a on this device (this process at most {resident_peak() / GIB:.3f} GiB){plan}"
@@ -83,7 +83,7 @@ def describe_memory(memory: DeviceMemory | None, planned: int | None) -> str:
 
 
 def resident_peak() -> int:
-    """Most bytes of host memory that this process has held."""
+    """Return the most bytes of host memory that this process has held."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
@@ -105,7 +105,7 @@ def explained_out_of_memory() -> Iterator[None]:
 
 
 def explain_out_of_memory(message: str, memory: DeviceMemory | None) -> str | None:
-    """One line about XLA's message and the device it is about; None if it is about something else."""
+    """Write one line about XLA's message and the device it is about; None if it is about something else."""
     if "RESOURCE_EXHAUSTED" not in message and "OUT_OF_MEMORY" not in message:
         return None
     needed = requested_bytes(message)
@@ -125,7 +125,7 @@ def explain_out_of_memory(message: str, memory: DeviceMemory | None) -> str | No
 
 
 def requested_bytes(message: str) -> int | None:
-    """The allocation that failed, out of XLA's message: in bytes, or in a rounded "18.09GiB"."""
+    """Find the allocation that failed in XLA's message: in bytes, or in a rounded "18.09GiB"."""
     text = re.search(r"alloc\w+ .*", message)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: metrics.jsonl always, TensorBoard, Weights & Biases and Prometheus on request.
+"""Destinations of a run's numbers: metrics.jsonl always, TensorBoard, Weights & Biases and Prometheus on request.
 
 All of them use Megatron-LM's scalar names: `lm loss`, `learning-rate`, `grad-norm`, `loss-scale`, `batch-size`,
 `params-norm`, `iteration-time` (s), `throughput` (TFLOP/s per device), `lm loss validation`, `lm loss validation ppl`.
@@ -42,7 +42,7 @@ class MetricsWriter(Protocol):
 
 @contextmanager
 def open_writers(config: LogConfig, output_dir: Path, resumed_step: int) -> Iterator[list[MetricsWriter]]:
-    """The destinations that `config` asks for, closed at the end. For one process only.
+    """Open the destinations that `config` asks for, closed at the end. Only one process calls it.
 
     Args:
         config: Which ones.
@@ -135,7 +135,7 @@ class TensorBoardWriter:
 
 
 def require(module: str, extra: str, key: str) -> Any:
-    """An optional dependency.
+    """Import an optional dependency.
 
     Args:
         module: Its name in Python.

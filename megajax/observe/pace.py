@@ -1,4 +1,4 @@
-"""How long steps take, lap by lap and in percentiles, and which processes are slower than the others.
+"""Times of steps, lap by lap and in percentiles, and the processes that are slower than the others.
 
 Collectives make all processes equally slow, so the time of a step names no culprit. What a host spends before it waits
 for its device does: on input, and on everything else it has to do. (A slow GPU stays hidden in the wait of all.)
@@ -22,9 +22,9 @@ ENOUGH = 10
 """Steps before anybody is called slow: of fewer, what one process happened to wait for once is a large part."""
 COLUMNS = ("input", "host")
 SLOW = 1.5
-"""Times the median that a straggler takes,"""
+"""A straggler takes this many times the median,"""
 NOTICEABLE = 0.05
-"""if that is also more by this fraction of the time of the steps."""
+"""and longer than the median by this fraction of the time of the steps."""
 
 
 class Pace:
@@ -39,11 +39,11 @@ class Pace:
         self._table: np.ndarray | float = 0.0
 
     def start(self) -> None:
-        """The next lap begins now."""
+        """Begin the next lap now."""
         self._laps.read()
 
     def lap(self) -> tuple[float, float]:
-        """A step has ended: its seconds, and those of them spent waiting for a batch."""
+        """End a step: return its seconds, and how many of them were spent waiting for a batch."""
         self._clock.steady()
         spent = self._laps.read()
         seconds = sum(spent.get(cause, 0.0) for cause in IN_STEPS)
@@ -57,12 +57,12 @@ class Pace:
         return seconds, spent.get("input", 0.0)
 
     def own_seconds(self) -> list[float]:
-        """This process's row of the table for `hosts`: seconds spent since the last call, by `COLUMNS`."""
+        """Return this process's row of the table for `hosts`: seconds spent since the last call, by `COLUMNS`."""
         spent = self._own.read()
         return [0.0 if self._first else spent.get(column, 0.0) for column in COLUMNS]
 
     def hosts(self, table: np.ndarray, names: Sequence[str]) -> str | None:
-        """Which processes are slower than the others, if any (`describe_hosts`), over `ENOUGH` steps or more.
+        """Say which processes are slower than the others, if any (`describe_hosts`), over `ENOUGH` steps or more.
 
         Args:
             table: Rows of all processes since the last call, summed, [P, 2]; kept for later calls while the steps are
@@ -77,20 +77,20 @@ class Pace:
         return describe_hosts(seconds, wall, names)
 
     def percentiles(self, last: int = REMEMBERED) -> dict[str, float]:
-        """Median, 90th and 99th percentile and maximum of the last steps, in seconds; none before the second step."""
+        """Return median, 90th and 99th percentile and maximum of the last steps in seconds; none before step 2."""
         times = list(self._times)[-last:]
         if not times:
             return {}
         return dict(zip(PERCENTILES, map(float, np.percentile(times, list(PERCENTILES.values()))), strict=True))
 
     def describe(self) -> str:
-        """One line."""
+        """Write the percentiles as one line."""
         values = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in self.percentiles().items())
         return f"step time of the last {len(self._times)} steps: {values or 'n/a'}"
 
 
 def find_stragglers(seconds: np.ndarray, wall: float) -> list[int]:
-    """Processes that were slower than the others.
+    """Find the processes that were slower than the others.
 
     Args:
         seconds: What each spent, [P].
@@ -101,7 +101,7 @@ def find_stragglers(seconds: np.ndarray, wall: float) -> list[int]:
 
 
 def describe_hosts(table: np.ndarray, wall: float, names: Sequence[str]) -> str | None:
-    """Table of what processes spent, and who is slow; None if nobody is.
+    """Write a table of what processes spent, and who is slow; None if nobody is.
 
     Args:
         table: Seconds by process and column, [P, 2].

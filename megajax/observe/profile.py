@@ -24,7 +24,7 @@ class ProfileWindow:
     """
 
     def __init__(self, config: ProfileConfig, directory: Path) -> None:
-        """Nothing is written before the window opens.
+        """Prepare the window; nothing is written before it opens.
 
         Raises:
             InputError: the window is empty.

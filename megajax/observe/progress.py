@@ -46,7 +46,7 @@ def progress_bar(
 
 
 class InputProgress:
-    """How far through its input a long job is, at what rate, and when it will be done; a context manager.
+    """The progress of a long job through its input, its rate, and the time left; a context manager.
 
     Args:
         total: bytes of input.

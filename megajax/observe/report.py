@@ -1,4 +1,4 @@
-"""From the step's device scalars to the log line and the metrics files.
+"""The reporter takes each step's device scalars to the log line and the metrics files.
 
 The training loop hands over each step's metrics as soon as the step is dispatched; they are read one step later, so
 that the device never waits for a log line: `float(loss)` right after dispatching a step blocks Python until that step

@@ -1,4 +1,4 @@
-"""How fast a run is: seconds per step, tokens/s, TFLOP/s per device, MFU.
+"""The speed of a run: seconds per step, tokens/s, TFLOP/s per device, MFU.
 
 MFU (model FLOPs utilisation, PaLM, 2204.02311, appendix B) = model FLOPs / (seconds x devices x peak FLOP/s). Model
 FLOPs leave recomputation out, so recomputing more cannot raise it.
@@ -18,16 +18,16 @@ class Speed:
     """Mean speed of some steps."""
 
     seconds: float
-    """Per step."""
+    """Seconds per step."""
     tokens_per_second: float
-    """Over all devices."""
+    """Tokens per second over all devices."""
     tflops_per_device: float
     """Model FLOPs, 1e12 per second."""
     mfu: float | None
     """Fraction of the peak; None if the peak is unknown."""
 
     def scalars(self) -> dict[str, float]:
-        """For the metrics files."""
+        """Return the speed for the metrics files."""
         scalars = {
             "iteration-time": self.seconds,
             "throughput": self.tflops_per_device,
@@ -38,7 +38,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What a sample costs and what the devices could do at best."""
+    """The cost of a sample, and the best that the devices could do."""
 
     flops_per_sample: float
     """Model FLOPs, forward and backward."""
@@ -50,10 +50,10 @@ class Throughput:
     peak_flops: float | None
     """Dense FLOP/s of one device; None = unknown."""
     peak_label: str
-    """Where the peak comes from."""
+    """Origin of the peak, in words."""
 
     def speed(self, samples: int, seconds: float, steps: int = 1) -> Speed:
-        """Speed of `steps` steps that took `seconds` together for `samples` samples."""
+        """Return the speed of `steps` steps that took `seconds` together for `samples` samples."""
         flops_per_second = self.flops_per_sample * samples / seconds / self.devices
         return Speed(
             seconds=seconds / steps,
@@ -63,7 +63,7 @@ class Throughput:
         )
 
     def describe(self) -> str:
-        """The formula behind the numbers, to be printed once per run."""
+        """Write the formula behind the numbers, to be printed once per run."""
         return (
             f"MFU = model FLOPs / (seconds x {self.devices} devices x peak); model FLOPs per sample "
             f"{self.flops_per_sample:.4g} ({self.attention} attention, no recomputation); peak {self.peak_label}"
@@ -71,7 +71,7 @@ class Throughput:
 
 
 def measured_matmul_peak(precision: str, size: int = 512, seconds: float = 0.2) -> float:
-    """Best FLOP/s of a jitted `size` x `size` matrix product on the default device, tried for about `seconds`."""
+    """Measure the best FLOP/s of a jitted `size` x `size` matrix product on the default device in about `seconds`."""
     dtype = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}[precision]
     x = jnp.ones((size, size), dtype)
     product = jax.jit(jnp.matmul).lower(x, x).compile()

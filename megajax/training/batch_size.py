@@ -23,18 +23,18 @@ class BatchSizeRamp:
 
     @classmethod
     def from_config(cls, train: TrainConfig) -> BatchSizeRamp:
-        """The ramp of `train.rampup` (checked by `config.checks`), or a constant `train.global_batch_size`."""
+        """Return the ramp of `train.rampup` (checked by `config.checks`), or a constant `train.global_batch_size`."""
         final = train.global_batch_size
         start, increment, ramp_samples = train.rampup or (final, 1, 0)
         return cls(start, increment, ramp_samples, final)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Every size the run can use, ascending; one compiled step each."""
+        """List every size the run can use, ascending; one compiled step each."""
         return tuple(range(self.start, self.final + 1, self.increment))
 
     def batch_size_at(self, consumed: int) -> int:
-        """Samples of the step that starts after `consumed` samples."""
+        """Return the samples of the step that starts after `consumed` samples."""
         if consumed > self.ramp_samples:
             return self.final
         # Integer form of floor(consumed / (ramp_samples / k)): no rounding at the borders.
@@ -42,7 +42,7 @@ class BatchSizeRamp:
         return min(self.final, self.start + increments * self.increment)
 
     def length(self, train: TrainConfig, step: int = 0, consumed: int = 0) -> tuple[int, int]:
-        """Steps and samples of a run in all, of which some are done, with whatever batch size.
+        """Count steps and samples of a run in all, of which some are done, with whatever batch size.
 
         Raises:
             InputError: it has no step.
@@ -56,7 +56,7 @@ class BatchSizeRamp:
         return steps, samples
 
     def steps_for_samples(self, samples: int, consumed: int = 0) -> int:
-        """Whole steps that fit between `consumed` and `samples`; what is left over, less than a batch, is not used."""
+        """Count the whole steps that fit between `consumed` and `samples`; a rest of less than a batch is not used."""
         steps = 0
         while consumed <= self.ramp_samples:
             size = self.batch_size_at(consumed)

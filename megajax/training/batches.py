@@ -24,7 +24,7 @@ from megajax.parallel.zigzag import token_order
 
 
 def batch_shardings(rules: Rules, config: Config) -> dict[str, NamedSharding]:
-    """Where every array of a batch [M, B, ...] goes: samples over the replicas, positions over context."""
+    """Say where every array of a batch [M, B, ...] goes: samples over the replicas, positions over context."""
     axes = (None, "batch", "sequence")
     arrays = batch_arrays(config.model, config.data)
     return {
@@ -37,17 +37,17 @@ class Feed:
     """Cuts global batches for one mesh."""
 
     def __init__(self, rules: Rules, micro_batch_size: int, shardings: Mapping[str, NamedSharding]) -> None:
-        """`shardings` of the arrays that the step eats (`batch_shardings`)."""
+        """Cut batches into the `shardings` of the arrays that the step eats (`batch_shardings`)."""
         self.width = micro_batch_size * rules.size(*REPLICAS)
         self.context = rules.size("context")
         self.shardings = shardings
 
     def microbatches(self, global_batch_size: int) -> int:
-        """M of a global batch of this size (`config.check_batch` has refused what does not divide)."""
+        """Return M of a global batch of this size (`config.check_batch` has refused what does not divide)."""
         return global_batch_size // self.width
 
     def rows(self, global_batch_size: int) -> np.ndarray:
-        """Which samples of a global batch this process needs, ascending."""
+        """List the samples of a global batch that this process needs, ascending."""
         shape = (self.microbatches(global_batch_size), self.width)
         held = np.zeros(shape, bool)
         for index in self.shardings["sample_ids"].addressable_devices_indices_map(shape).values():
@@ -55,7 +55,7 @@ class Feed:
         return np.flatnonzero(held)
 
     def place(self, batch: Mapping[str, np.ndarray], global_batch_size: int) -> Batch:
-        """Host arrays of the rows `rows(global_batch_size)` -> global arrays, sharded for the step."""
+        """Turn host arrays of the rows `rows(global_batch_size)` into global arrays, sharded for the step."""
         shape = (self.microbatches(global_batch_size), self.width)
         position = np.full(global_batch_size, -1)
         rows = self.rows(global_batch_size)

@@ -26,7 +26,7 @@ EvalStep = Callable[[Model, Batch], dict[str, tuple[jax.Array, jax.Array]]]
 def build_eval_step(
     config: Config, rules: Rules, attention: str
 ) -> Callable[[Model, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
-    """Jitted f(params, batch) -> (mean, number of unmasked tokens or labelled samples) of every loss, by its name.
+    """Jit f(params, batch) -> (mean, number of unmasked tokens or labelled samples) of every loss, by its name.
 
     "lm loss" and, where samples have a label, "sop loss"; without dropout.
     """
@@ -46,7 +46,7 @@ class Evaluator:
     """Mean losses over up to `evaluation.steps` global batches of a split; the last batch may be short."""
 
     def __init__(self, step: EvalStep, feed: Feed, config: Config) -> None:
-        """`step` is the compiled forward pass, `feed` cuts batches for it."""
+        """Evaluate with `step`, the compiled forward pass, on the batches that `feed` cuts for it."""
         self._step, self._feed = step, feed
         self._batch_size = config.train.global_batch_size
         self._samples = self._batch_size * config.evaluation.steps
@@ -54,7 +54,7 @@ class Evaluator:
     def __call__(
         self, params: Model, dataset: Dataset, stop: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
-        """Losses in nats per token (or sample) by name; one that no token or sample counts for is not among them.
+        """Return losses in nats per token (or sample) by name; one that no token or sample counts for is left out.
 
         None if `stop()`, asked after every batch by every process, ended it early.
         """

@@ -43,19 +43,19 @@ class Health(NamedTuple):
 
 
 def init_health() -> Health:
-    """Before the first step."""
+    """Return the health before the first step."""
     return Health(jnp.float32(0), jnp.int32(0), jnp.int32(0))
 
 
 def is_spike(health: Health, loss: jax.Array, config: HealthConfig) -> jax.Array:
-    """Whether the loss is above `spike_factor` times a mean that a whole window of good steps has formed."""
+    """Tell whether the loss is above `spike_factor` times a mean that a whole window of good steps has formed."""
     if config.spike_factor is None:
         return jnp.bool_(False)
     return (health.good_steps >= config.window) & (loss > config.spike_factor * health.mean_loss)
 
 
 def update_health(health: Health, loss: jax.Array, good: jax.Array, bad: jax.Array, config: HealthConfig) -> Health:
-    """Health after a step that was good, bad, or neither (no token, an fp16 overflow)."""
+    """Return the health after a step that was good, bad, or neither (no token, an fp16 overflow)."""
     weight = 1 / jnp.minimum(health.good_steps + 1, config.window).astype(jnp.float32)
     mean = health.mean_loss + weight * (loss - health.mean_loss)
     return Health(
@@ -66,7 +66,7 @@ def update_health(health: Health, loss: jax.Array, good: jax.Array, bad: jax.Arr
 
 
 class Returns:
-    """How often a run went back to each of its checkpoints. A file of the run keeps the count over a crash.
+    """A count of returns to each checkpoint of a run. A file of the run keeps it over a crash.
 
     Every process counts, the `first` one writes. A run that gives up begins to count afresh: whoever starts it again
     has changed something.
@@ -132,7 +132,7 @@ def check_step(done: StepMetrics | None, config: Config, last_checkpoint: Callab
 
 
 def give_up(bad: RollBack, config: Config, last_checkpoint: int) -> FloatingPointError:
-    """The end of a run that went back too often."""
+    """Return the error that ends a run that went back too often."""
     times = f"went back to step {last_checkpoint} {config.health.patience} times and came no further"
     return FloatingPointError(f"{bad}; {times}; {_remedy(config, last_checkpoint)}")
 

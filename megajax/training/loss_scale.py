@@ -30,7 +30,7 @@ class LossScale(NamedTuple):
 
 
 def init_loss_scale(config: LossScaleConfig) -> LossScale:
-    """Scaler before the first step."""
+    """Return the scaler before the first step."""
     return LossScale(
         scale=jnp.float32(config.constant or config.initial),
         growth_tracker=jnp.int32(0),
@@ -40,7 +40,7 @@ def init_loss_scale(config: LossScaleConfig) -> LossScale:
 
 
 def update_loss_scale(state: LossScale, overflow: jax.Array, config: LossScaleConfig) -> LossScale:
-    """Scaler after a step.
+    """Return the scaler after a step.
 
     Args:
         state: Scaler that the step used.

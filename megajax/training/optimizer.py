@@ -54,7 +54,7 @@ class MuonAdamWState(NamedTuple):
 
 
 def build_optimizer(config: OptimConfig, roles: PyTree, axes: PyTree) -> optax.GradientTransformation:
-    """The update rule of `config.name` with decoupled weight decay, without the learning rate.
+    """Build the update rule of `config.name` with decoupled weight decay, without the learning rate.
 
     Args:
         config: Rule and constants.
@@ -82,7 +82,7 @@ def build_optimizer(config: OptimConfig, roles: PyTree, axes: PyTree) -> optax.G
 
 
 def _muon_and_adamw(config: OptimConfig, roles: PyTree, axes: PyTree) -> optax.GradientTransformation:
-    """Muon with Nesterov momentum and 5 Newton-Schulz iterations on the matrices (Jordan 2024), AdamW on the rest."""
+    """Build Muon with Nesterov momentum and 5 Newton-Schulz steps for matrices (Jordan 2024), AdamW for the rest."""
     adamw = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
 
     # A matrix has two sides: a vector that decays (the gate of a shared expert) is for AdamW.
@@ -139,7 +139,7 @@ def _orthogonal(
 
 
 def matrix_sides(axes: tuple[str, ...]) -> MuonDimensionNumbers:
-    """Which dimensions of a weight of one layer, and one expert, are the rows and columns of its matrix.
+    """Return which dimensions of a weight of one layer, and one expert, are the rows and columns of its matrix.
 
     A block weight maps from or to the residual stream, so the embedding is one side and everything else the other:
     queries [D, K, G, H] are D x (K G H), attention output [N, H, D] is (N H) x D, fc1 of an expert D x F.
@@ -153,13 +153,13 @@ def matrix_sides(axes: tuple[str, ...]) -> MuonDimensionNumbers:
 
 
 def _scale_to_rms(orthogonal: jax.Array, dims: MuonDimensionNumbers) -> jax.Array:
-    """An orthogonal rows x cols matrix has root mean square 1 / sqrt(max(rows, cols)); bring it to MUON_RMS."""
+    """Bring an orthogonal rows x cols matrix, whose root mean square is 1 / sqrt(max(rows, cols)), to MUON_RMS."""
     rows, cols = (math.prod(orthogonal.shape[d] for d in side) for side in dims)
     return MUON_RMS * max(rows, cols) ** 0.5 * orthogonal
 
 
 def global_norm(tree: PyTree) -> jax.Array:
-    """L2 norm over all leaves in float32, each global element once, however it is sharded or replicated."""
+    """Return the L2 norm over all leaves in float32, each global element once, however it is sharded or replicated."""
     return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)))
 
 
@@ -183,7 +183,7 @@ def apply_update(
     optimizer: optax.GradientTransformation,
     skip: jax.Array,
 ) -> tuple[PyTree, PyTree]:
-    """One optimizer step, or none: where `skip` (bool scalar) is True, every output leaf is the input leaf.
+    """Take one optimizer step, or none: where `skip` (bool scalar) is True, every output leaf is the input leaf.
 
     Selecting leaf by leaf, rather than branching, keeps the update fused and in place when the inputs are donated, and
     ignores the nan that a skipped update is full of.

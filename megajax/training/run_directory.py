@@ -53,52 +53,52 @@ SOURCES = ("init_from", "data.text", *(f"tokenizer.{name}" for name in TOKENIZER
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of a run."""
+    """The paths of a run, and who may use them."""
 
     path: Path
 
     @property
     def config_file(self) -> Path:
-        """Values of the first start."""
+        """Return the file with the values of the first start."""
         return self.path / CONFIG
 
     @property
     def identity_file(self) -> Path:
-        """Who the run is."""
+        """Return the file that says who the run is."""
         return self.path / IDENTITY
 
     @property
     def start(self) -> Path:
-        """A run of the Hugging Face model that `init_from` names, made before this one begins."""
+        """Return the folder of a run of the Hugging Face model that `init_from` names, made before this one begins."""
         return self.path / "init_from"
 
     @property
     def start_record(self) -> Path:
-        """What the weights were with which the run began."""
+        """Return the file that says with which weights the run began."""
         return self.path / "init_from.json"
 
     @property
     def huggingface(self) -> Path:
-        """The small files of the Hugging Face model that it was made of, if it was."""
+        """Return the folder of the small files of the Hugging Face model that the run was made of, if it was."""
         return self.path / CAME_WITH_MODEL
 
     @property
     def restart(self) -> str:
-        """How to go on with it from any folder, as advice."""
+        """Say how to go on with it from any folder, as advice."""
         return f"start python -m megajax.train {self.config_file}"
 
     @property
     def returns_file(self) -> Path:
-        """How often it went back to which checkpoint."""
+        """Return the file that counts how often it went back to which checkpoint."""
         return self.path / "returns.json"
 
     def checkpoints(self, config: CheckpointConfig) -> str:
-        """Where checkpoints are: what the configuration says, or a folder of the run."""
+        """Say where checkpoints are: what the configuration says, or a folder of the run."""
         return config.directory or str(self.path / "checkpoints")
 
     @property
     def owner(self) -> Owner | None:
-        """Who this run is, to those who keep its checkpoints; None for a run of an older version."""
+        """Name this run to those who keep its checkpoints; None for a run of an older version."""
         try:
             return Owner(json.loads(self.identity_file.read_text(encoding="utf-8"))["id"], str(self.path.absolute()))
         except FileNotFoundError:
@@ -160,7 +160,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunDirectory, Config]:
-        """An existing run and its configuration, with `KEY=VALUE` words that override it.
+        """Open an existing run; return it and its configuration, with `KEY=VALUE` words that override it.
 
         Raises:
             InputError: there is none.
@@ -171,7 +171,7 @@ class RunDirectory:
         return run, load_run(run.path, overrides).config
 
     def _has_begun(self) -> bool:
-        """Whether there is a checkpoint of this run, here or where the first start said."""
+        """Tell whether there is a checkpoint of this run, here or where the first start said."""
         if not self.config_file.exists():
             return False
         directory = epath.Path(self.checkpoints(load_run(self.path).config.checkpoint))
@@ -221,7 +221,7 @@ class RunDirectory:
 
 
 def _is_same(key: str, before: Any, now: Any) -> bool:
-    """Whether two values of a key mean the same; of `SOURCES`, whether as many are named."""
+    """Tell whether two values of a key mean the same; of `SOURCES`, whether as many are named."""
     if key in SOURCES:
         return key.startswith("tokenizer.") or _count(before) == _count(now)
     return same_paths(before, now) if key in PATH_KEYS else before == now

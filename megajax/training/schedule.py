@@ -37,7 +37,7 @@ class Stretch(NamedTuple):
 
 
 def stretches_of(train: TrainConfig, before: Sequence[Stretch], samples: int) -> tuple[Stretch, ...]:
-    """The stretches of a run that begins, or goes on, with the batch size of `train`; none if it is counted in samples.
+    """List the stretches of a run that begins, or goes on, with the batch size of `train`; none if samples count.
 
     Args:
         train: batch size, and whether the run is counted in steps or in samples.
@@ -74,7 +74,7 @@ class Schedule:
     warmup: int
     """Length of the linear warm-up."""
     decay: int
-    """Where the decay ends, warm-up included."""
+    """End of the decay, warm-up included."""
     wsd: int
     """Length of the final decay of the wsd style."""
     style: str
@@ -82,13 +82,13 @@ class Schedule:
     wsd_style: str
     """Shape of the final decay of wsd: linear, cosine, exponential or minus_sqrt."""
     stretches: tuple[Stretch, ...] = ()
-    """How far samples move along the curve; none = as they come."""
+    """Stretches that say how far samples move along the curve; none = as they come."""
 
     @classmethod
     def of_run(
         cls, optim: OptimConfig, train: TrainConfig, steps: int, samples: int, stretches: tuple[Stretch, ...]
     ) -> Schedule:
-        """The schedule of a run of so many steps and samples in all.
+        """Return the schedule of a run of so many steps and samples in all.
 
         Raises:
             InputError: The run is too long for the counter.
@@ -137,7 +137,7 @@ def _check_counter(samples: int) -> None:
 
 
 def learning_rate(samples: ArrayLike, schedule: Schedule) -> jax.Array:
-    """Learning rate after `samples` samples.
+    """Return the learning rate after `samples` samples.
 
     Args:
         samples: Integer count of samples seen by successful steps; any shape, traced or not.
@@ -155,7 +155,7 @@ def learning_rate(samples: ArrayLike, schedule: Schedule) -> jax.Array:
 
 
 def _planned(n: jax.Array, stretches: tuple[Stretch, ...]) -> jax.Array:
-    """How far along the curve a run is after n samples."""
+    """Return how far along the curve a run is after n samples."""
     if len(stretches) < 2:  # with one batch size every sample counts as one
         return n
     planned = jnp.zeros_like(n)
@@ -176,14 +176,14 @@ def _decayed(n: jax.Array, s: Schedule) -> jax.Array:
 
 
 def _coefficient(n: jax.Array, s: Schedule) -> jax.Array:
-    """Share of (peak - minimum) that is left."""
+    """Return the share of (peak - minimum) that is left."""
     if s.style == "wsd":
         return _shape(s.wsd_style, _ratio(n, s.decay - s.wsd, s.decay))
     return _shape(s.style, _ratio(n, s.warmup, s.decay))
 
 
 def _ratio(n: jax.Array, start: int, end: int) -> jax.Array:
-    """Progress from `start` (0) to `end` (1); an empty interval is already over."""
+    """Return the progress from `start` (0) to `end` (1); an empty interval is already over."""
     return jnp.clip((n - start) / (end - start), 0.0, 1.0) if end > start else jnp.ones(n.shape)
 
 

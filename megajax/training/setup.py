@@ -69,7 +69,7 @@ def check_tokenizer(tokenizer: Tokenizer, record: dict[str, Any], run: RunDirect
 
 
 def stretches_before(record: dict[str, Any] | None) -> list[Stretch]:
-    """The stretches of a run up to a checkpoint with this record; earlier versions knew one batch size alone."""
+    """List the stretches of a run up to a checkpoint with this record; earlier versions knew one batch size alone."""
     if record is None:
         return []
     size = record["batch_size"]
@@ -99,7 +99,7 @@ def changes(record: dict[str, Any], config: Config, samples: int, schedule: Sche
 
 
 def throughput_of(config: Config, mesh: Mesh) -> Throughput:
-    """What a sample costs and what the devices could do, for MFU."""
+    """Say what a sample costs and what the devices could do, for MFU."""
     peak = device_peak(jax.devices()[0], config.train.precision, config.log.peak_tflops)
     family = model_class(config.model)
     decoder = family.decoder_tokens(config.data)

@@ -23,7 +23,7 @@ from megajax.processes import in_turn
 
 
 class Request(IntEnum):
-    """What is asked for; of several the largest counts, so that processes agree by the maximum of theirs."""
+    """A request to the run; the largest of several counts, so that processes agree by the maximum of theirs."""
 
     NOTHING = 0
     SIGUSR1 = 1
@@ -33,7 +33,7 @@ class Request(IntEnum):
 
     @property
     def stops(self) -> bool:
-        """Whether the run is to end."""
+        """Tell whether the run is to end."""
         return self >= Request.TIME_LIMIT
 
     def __str__(self) -> str:
@@ -44,13 +44,13 @@ class Requests:
     """Context in which the three signals only leave a note; a second Ctrl-C leaves at once."""
 
     def __init__(self, minutes: float | None) -> None:
-        """Nothing is requested yet; the time limit counts from here."""
+        """Begin without a request; the time limit counts from here."""
         self._noted = Request.NOTHING
         self._limit = None if minutes is None else time.monotonic() + 60 * minutes
         self._previous: dict[signal.Signals, Any] = {}
 
     def take(self) -> Request:
-        """What this process was asked for; a request to save is noted once, one to stop stays."""
+        """Return what this process was asked for; a request to save is noted once, one to stop stays."""
         if self._limit is not None and time.monotonic() >= self._limit:
             self._noted = max(self._noted, Request.TIME_LIMIT)
         taken = self._noted
@@ -77,7 +77,7 @@ class Pulse:
     """Gathers tables [processes, columns]; every process has to beat as often."""
 
     def __init__(self) -> None:
-        """Over all devices of the run."""
+        """Gather over all devices of the run."""
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         mesh = Mesh(np.array(devices).reshape(jax.process_count(), -1), ("process", "device"))
         self._rows = NamedSharding(mesh, PartitionSpec("process"))

@@ -26,7 +26,7 @@ from megajax.training.optimizer import build_optimizer
 
 
 class TrainState(NamedTuple):
-    """What a checkpoint holds."""
+    """The arrays that a checkpoint holds."""
 
     step: jax.Array
     """int32, steps taken, skipped ones included."""
@@ -43,7 +43,7 @@ class TrainState(NamedTuple):
 
 
 def init_state(key: jax.Array, config: Config, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step; a pure function of (key, config), the same bits on every layout."""
+    """Draw the state before the first step, a pure function of (key, config): the same bits on every layout."""
     params = split_layers(build_model(key, config.model), config.parallel.chunks)
     return TrainState(
         step=jnp.int32(0),
@@ -56,22 +56,22 @@ def init_state(key: jax.Array, config: Config, optimizer: optax.GradientTransfor
 
 
 def scaling(config: Config) -> LossScaleConfig:
-    """How the loss is scaled: `config.loss_scale` under fp16, a constant 1 otherwise."""
+    """Say how the loss is scaled: by `config.loss_scale` under fp16, by a constant 1 otherwise."""
     return config.loss_scale if config.train.precision == "fp16" else LossScaleConfig(constant=1.0)
 
 
 def optimizer_for(config: Config) -> optax.GradientTransformation:
-    """The update rule of `config.optim`, knowing role and axes of every parameter of `config.model`."""
+    """Build the update rule of `config.optim`, which knows role and axes of every parameter of `config.model`."""
     model = jax.eval_shape(lambda key: build_model(key, config.model), jax.random.key(0))
     axes = annotate(model, lambda _, param: param.get_metadata()["axes"])
     return build_optimizer(config.optim, roles(model), axes)
 
 
 class CanonicalForm:
-    """To and from the form of checkpoints; with one chunk per stage both are the state itself."""
+    """The way to the form of checkpoints and back; with one chunk per stage both are the state itself."""
 
     def __init__(self, abstract: TrainState, shardings: TrainState, rules: Rules, chunks: int) -> None:
-        """`abstract` and `shardings` describe the state as the training step holds it."""
+        """Prepare both ways; `abstract` and `shardings` describe the state as the training step holds it."""
         self.interleaved = chunks > 1
         self.abstract = jax.eval_shape(join_layers, abstract) if self.interleaved else abstract
         self.shardings = rules.shardings(self.abstract)
@@ -79,9 +79,9 @@ class CanonicalForm:
         self._split = jax.jit(lambda state: split_layers(state, chunks), out_shardings=shardings, donate_argnums=0)
 
     def of(self, state: TrainState) -> TrainState:
-        """The state in the form of checkpoints."""
+        """Bring a state into the form of checkpoints."""
         return in_turn(self._join(state)) if self.interleaved else state
 
     def back(self, state: TrainState) -> TrainState:
-        """The state in the form of the training step."""
+        """Bring a state into the form of the training step."""
         return in_turn(self._split(state)) if self.interleaved else state

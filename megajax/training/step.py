@@ -37,7 +37,7 @@ Metrics = dict[str, jax.Array]
 
 
 def weighted(batch: Batch, scale: jax.Array | float = 1.0) -> tuple[Batch, dict[str, jax.Array]]:
-    """A batch with the weights of its losses, and how many tokens or samples each loss is the mean of, by its name.
+    """Give a batch the weights of its losses; count how many tokens or samples each loss is the mean of, by its name.
 
     "weights" [M, B, S] make a sum over tokens their mean times `scale`, "sample_weights" [M, B] the same of samples
     that have a label.
@@ -54,7 +54,7 @@ def weighted(batch: Batch, scale: jax.Array | float = 1.0) -> tuple[Batch, dict[
 
 
 def build_init(config: Config, rules: Rules) -> tuple[Callable[[jax.Array], TrainState], TrainState, TrainState]:
-    """The jitted initialiser, and shape and sharding of what it gives."""
+    """Return the jitted initialiser, and shape and sharding of what it gives."""
     optimizer = optimizer_for(config)
     init = lambda key: init_state(key, config, optimizer)  # noqa: E731
     abstract = jax.eval_shape(init, jax.random.key(0))
@@ -65,7 +65,7 @@ def build_init(config: Config, rules: Rules) -> tuple[Callable[[jax.Array], Trai
 def build_train_step(
     config: Config, rules: Rules, schedule: Schedule, attention: str
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """The jitted step; the state is donated.
+    """Jit the training step; the state is donated.
 
     A step that must not count (an fp16 overflow, no unmasked token at all, or what `training.health` calls bad) leaves
     parameters, moments, counts and schedule untouched; `skipped` says so.
@@ -137,7 +137,7 @@ class CompiledStep:
     """f(state, batch) -> (state, metrics), as `build_train_step` gives it."""
 
     def __init__(self, step: Any, compiling: Callable[[], AbstractContextManager[None]]) -> None:
-        """`compiling()` is a context for the time that a compilation takes."""
+        """Compile within `compiling()`, a context for the time that a compilation takes."""
         self._step, self._compiling = step, compiling
         self._compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
 
@@ -151,10 +151,10 @@ class CompiledStep:
 
     @property
     def sizes(self) -> int:
-        """Batch sizes that were compiled."""
+        """Count the batch sizes that were compiled."""
         return len(self._compiled)
 
     @property
     def planned_bytes(self) -> int:
-        """Largest memory of one device that XLA has planned for a step."""
+        """Return the largest memory of one device that XLA has planned for a step."""
         return max(planned_bytes(compiled) for compiled in self._compiled.values())

@@ -1,4 +1,4 @@
-"""What Hugging Face keeps beside a tokenizer's file: names of special tokens, added tokens, the template of chats."""
+"""The files that Hugging Face keeps beside a tokenizer's: names of special and added tokens, the template of chats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BESIDE = (_SETTINGS, _NAMES, _ADDED, *_TEMPLATES)
 
 @dataclass(frozen=True)
 class Beside:
-    """What the files say; nothing of it has to be there."""
+    """The contents of the files; nothing of it has to be there."""
 
     names: dict[str, str] = field(default_factory=dict)
     """Special tokens by role."""

@@ -59,7 +59,7 @@ def _load(config: TokenizerConfig) -> Tokenizer:
 
 
 def needs_training(config: TokenizerConfig) -> bool:
-    """Whether a configuration gives the size of a tokenizer in place of its file."""
+    """Tell whether a configuration gives the size of a tokenizer in place of its file."""
     file = {"sentencepiece": config.model, "bert_wordpiece": config.vocab}.get(config.type, "none is trained")
     return file is None and config.vocab_size is not None
 
@@ -79,7 +79,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], directory: Pa
 
 
 def tokenizer_files(config: TokenizerConfig) -> list[Path]:
-    """Files that a tokenizer is read from: those it names, and those that may lie beside the first of them.
+    """List the files that a tokenizer is read from: those it names, and those that may lie beside the first of them.
 
     No two have the same name, so that they can be copied into one folder.
 
@@ -96,7 +96,7 @@ def tokenizer_files(config: TokenizerConfig) -> list[Path]:
 
 
 def in_directory(config: TokenizerConfig, directory: Path) -> TokenizerConfig:
-    """The same tokenizer with its files in a directory: copies of them, or the one trained there."""
+    """Return the same tokenizer with its files in a directory: copies of them, or the one trained there."""
     names: dict[str, Any] = {key: getattr(config, key) for key in TOKENIZER_FILES}
     if needs_training(config):
         key, names[key] = TRAINED_TOKENIZER[config.type]

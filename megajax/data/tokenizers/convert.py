@@ -78,7 +78,7 @@ def _decoders(trainer: Any, spec: Any, unknown: str) -> Iterator[decoders.Decode
 
 
 def _bpe(proto: Any) -> tokenizers.Tokenizer:
-    """Merges of two pieces make a third; better ones first, and of equal ones the leftmost."""
+    """Merge two pieces into a third, better ones first, and of equal ones the leftmost."""
     vocabulary = {piece.piece: i for i, piece in enumerate(proto.pieces)}
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (_NORMAL, _USER_DEFINED)}
     merges = [
@@ -95,7 +95,7 @@ def _bpe(proto: Any) -> tokenizers.Tokenizer:
 
 
 def _unigram(proto: Any) -> tokenizers.Tokenizer:
-    """The likeliest pieces of a text, of which control pieces and bytes are none though their names may stand in it."""
+    """Cut a text into its likeliest pieces; control pieces and bytes are none, though their names may stand in it."""
     names = [piece.piece for piece in proto.pieces if piece.type in (_UNKNOWN, _CONTROL, _BYTE)]
     letters = set("".join(piece.piece for piece in proto.pieces if piece.type == _NORMAL))
     pieces = [(piece.piece, piece.score if piece.type == _NORMAL else _NEVER) for piece in proto.pieces]
@@ -110,7 +110,7 @@ def _unigram(proto: Any) -> tokenizers.Tokenizer:
 
 
 def _beside_unknown(name: str, letters: set[str]) -> int | None:
-    """Where a name can be cut and loses no piece: no piece reaches over the border of known and unknown letters."""
+    """Cut a name where it loses no piece: no piece reaches over the border of known and unknown letters."""
     return next((at for at in range(1, len(name)) if (name[at - 1] in letters) != (name[at] in letters)), None)
 
 
@@ -141,11 +141,11 @@ def from_ranks(ranks: Mapping[bytes, int], special: Mapping[str, int], pattern: 
 
 
 def _byte_order() -> list[int]:
-    """Bytes in the order in which byte-level BPE gives them letters: those that are printable as they are first."""
+    """List the bytes in the order in which byte-level BPE gives them letters: printable ones come first."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return [*printable, *(byte for byte in range(256) if byte not in printable)]
 
 
 def _letters() -> list[str]:
-    """Letters of the bytes in that order (GPT-2's table)."""
+    """Return the letters of the bytes in that order (GPT-2's table)."""
     return [chr(byte) for byte in _byte_order()[:188]] + [chr(256 + n) for n in range(68)]

@@ -1,4 +1,4 @@
-"""What the `tokenizers` library runs: GPT-2's byte-level BPE, BERT's WordPiece, any Hugging Face tokenizer.json."""
+"""Tokenizers that the `tokenizers` library runs: GPT-2's byte-level BPE, BERT's WordPiece, any tokenizer.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GPT2_EOD = "<|endoftext|>"
 _KNOWN_EODS = (_GPT2_EOD, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 _BERT_NAMES = {role: f"[{role.upper()}]" for role in ROLES}
 _BERT_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""What every BERT vocabulary holds."""
+"""Tokens that every BERT vocabulary holds."""
 
 
 class FastTokenizer(Tokenizer):
@@ -93,7 +93,7 @@ class FastTokenizer(Tokenizer):
 
     @cached_property
     def continuations(self) -> np.ndarray:
-        """Whether a piece goes on with the word before it (WordPiece's ##), bool [vocab_size]."""
+        """Tell whether a piece goes on with the word before it (WordPiece's ##), bool [vocab_size]."""
         found = np.zeros(self.vocab_size, bool)
         found[[i for piece, i in self._tokenizer.get_vocab().items() if piece.startswith("##")]] = True
         return found
@@ -155,7 +155,7 @@ def huggingface(path: Path, extra_ids: int = 0) -> FastTokenizer:
 
 
 def _around(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What a tokenizer puts before and after a text."""
+    """Find what a tokenizer puts before and after a text."""
     word = "a"
     if isinstance(tokenizer.model, models.WordLevel):  # which may have nothing for a word that it lacks
         word = min(tokenizer.get_vocab(with_added_tokens=False), default="")

@@ -63,7 +63,7 @@ class SentencePieceTokenizer(Tokenizer):
             self.identity["descending"] = 1
 
     def _appended(self, path: Path, added: dict[str, int]) -> list[str]:
-        """Names of the added tokens that the model itself lacks, in the order of their ids.
+        """List the names of the added tokens that the model itself lacks, in the order of their ids.
 
         Raises:
             InputError: there are ids between them that nothing has.
@@ -75,7 +75,7 @@ class SentencePieceTokenizer(Tokenizer):
         return [name for _, name in behind]
 
     def _id(self, name: str) -> int:
-        """Id of a piece, which is appended where the model lacks it."""
+        """Return the id of a piece, which is appended where the model lacks it."""
         if (found := self.id_of(name)) is not None:
             return found
         self._added.append(name)

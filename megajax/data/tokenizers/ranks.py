@@ -86,7 +86,7 @@ _Vocabulary = tuple[dict[bytes, int], dict[str, int]]
 
 
 def _megatron_vocabulary(path: Path, config: TokenizerConfig) -> _Vocabulary:
-    """Special ids first: <unk>, <s>, </s>, ... and fillers; then the ranks, as many as the vocabulary has room for."""
+    """Put special ids first: <unk>, <s>, </s>, ... and fillers; then as many ranks as the vocabulary has room for."""
     count = config.tiktoken_special_ids or 1000
     if count < len(_MEGATRON_NAMES):
         raise InputError(f"tokenizer.tiktoken_special_ids {count}: at least {len(_MEGATRON_NAMES)} are in use")
@@ -102,7 +102,7 @@ def _megatron_vocabulary(path: Path, config: TokenizerConfig) -> _Vocabulary:
 
 
 def _llama3_vocabulary(path: Path, config: TokenizerConfig) -> _Vocabulary:
-    """The ranks first; then <|begin_of_text|>, <|end_of_text|> and reserved ids."""
+    """Put the ranks first; then <|begin_of_text|>, <|end_of_text|> and reserved ids."""
     try:
         lines = [line.split() for line in path.read_bytes().splitlines() if line]
         ranks = {base64.b64decode(piece): int(rank) for piece, rank in lines}

@@ -1,4 +1,4 @@
-"""What the rest of the system knows of a tokenizer."""
+"""A tokenizer as the rest of the system knows it, and the plainest one, whose text is token ids already."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from megajax.config.base import InputError
 Identity = dict[str, str | int]
 _SPACES = {"line ends": "\n", "tabs": "\t", "double spaces": "  "}
 ROLES = ("eos", "bos", "pad", "unk", "cls", "sep", "mask")
-"""What special tokens are for, in the words of Hugging Face."""
+"""Roles of special tokens, in the words of Hugging Face."""
 
 
 class Tokenizer(ABC):
@@ -33,7 +33,7 @@ class Tokenizer(ABC):
     pad_id: int | None = None
     """Padding."""
     unk_id: int | None = None
-    """What text without a piece turns into; None where every text has pieces."""
+    """Id that text without a piece turns into; None where every text has pieces."""
     cls_id: int | None = None
     """First token of a sample of masked text; the sentence task reads its output."""
     sep_id: int | None = None
@@ -43,11 +43,11 @@ class Tokenizer(ABC):
     sentinel_ids: tuple[int, ...] = ()
     """<extra_id_0>, <extra_id_1>, ...: each stands for a span of tokens to be predicted."""
     prefix: tuple[int, ...] = ()
-    """What stands before every document, prompt and text: the beginning of sequence, or nothing."""
+    """Ids before every document, prompt and text: the beginning of sequence, or nothing."""
     suffix: tuple[int, ...] = ()
-    """What the tokenizer puts after a text for an encoder: an end token, or nothing."""
+    """Ids that the tokenizer puts after a text for an encoder: an end token, or nothing."""
     chat_template: str | None = None
-    """How conversations are written (Jinja, as in tokenizer_config.json); None = as `data.conversations` does."""
+    """Template of conversations (Jinja, as in tokenizer_config.json); None = as `corpus.chat` has it."""
     identity: Identity
     """Kind, size and hash of the contents: equal for two tokenizers that give the same ids."""
 
@@ -81,7 +81,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def special(self) -> dict[str, int]:
-        """Ids of the special tokens by their names."""
+        """Return the ids of the special tokens by their names."""
         added = self.as_fast().get_added_tokens_decoder()
         return {token.content: i for i, token in added.items() if token.special}
 
@@ -110,7 +110,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def continuations(self) -> np.ndarray:
-        """Whether a piece goes on with the word before it (WordPiece's ##), bool [vocab_size]."""
+        """Tell whether a piece goes on with the word before it (WordPiece's ##), bool [vocab_size]."""
         return np.zeros(self.vocab_size, bool)
 
 
@@ -127,12 +127,12 @@ def check_text(text: str, what: str) -> None:
 
 
 def sentinel_names(count: int) -> list[str]:
-    """Names of T5's sentinels."""
+    """Return the names of T5's sentinels."""
     return [f"<extra_id_{i}>" for i in range(count)]
 
 
 def file_identity(kind: str, vocab_size: int, *files: Path) -> Identity:
-    """Identity of a tokenizer that some files describe."""
+    """Return the identity of a tokenizer that some files describe."""
     digest = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files))
     return {"type": kind, "vocab_size": vocab_size, "sha256": digest.hexdigest()}
 
