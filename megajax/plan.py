@@ -23,12 +23,11 @@ from megajax.costs.memory import GIB
 from megajax.files import write_text
 from megajax.interop.init_from import start_of
 from megajax.planning.compiled import CompiledPlan
-from megajax.planning.deviceless_step import compile_plan
+from megajax.planning.deviceless import compile_plan
 from megajax.planning.layouts import layout_name
 from megajax.planning.plan import TOKENS, Plan, columns, plan, with_vocabulary
-from megajax.planning.remedy import smallest_remedy
 from megajax.planning.report import html_report
-from megajax.planning.search import Candidate, search_layouts
+from megajax.planning.search import Candidate, search_layouts, smallest_remedy
 
 DOES_NOT_FIT = 3
 DIFFERS = 4

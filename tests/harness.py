@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from megajax.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
-from megajax.planning import equivalence, random_batches
+from megajax.planning import equivalence
 from megajax.planning.equivalence import Compiled, Outcome, differences, gathered
 
 __all__ = ["Outcome", "compile_layout", "gathered", "random_samples", "tiny_config", "train_layout", "worst"]
@@ -33,7 +33,7 @@ def tiny_config(model: ModelConfig = GPT, micro_batch_size: int = 1, **parts: An
 
 def random_samples(step: int, count: int = BATCH, sequence: int = SEQUENCE, vocab: int = 100) -> list[np.ndarray]:
     """Samples [S + 1] of a step, the same under every layout."""
-    return random_batches.random_samples(step, count, sequence, vocab)
+    return equivalence.random_samples(step, count, sequence, vocab)
 
 
 def compile_layout(config: Config, parallel: ParallelConfig) -> Compiled:

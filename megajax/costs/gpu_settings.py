@@ -1,7 +1,7 @@
 """Settings of XLA, JAX and NCCL by type of GPU, each with its reason.
 
 The launcher sets them (`python -m launch.env` prints them), the planner counts with the memory that they give to JAX,
-and a step for GPUs that are not there (`megajax.planning.deviceless_step`) is compiled with them: all three agree.
+and a step for GPUs that are not there (`megajax.planning.deviceless`) is compiled with them: all three agree.
 Settings that the user has made in the environment win with all three.
 
 XLA ends every program that names a flag it does not know, so a test starts JAX with all of them. Nothing is here

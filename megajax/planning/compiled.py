@@ -1,6 +1,6 @@
 """What the compiler says about a plan: memory by class, collectives by axis, FLOPs, next to the closed form.
 
-The program is the real training step, compiled in `megajax.planning.deviceless_step`.
+The program is the real training step, compiled in `megajax.planning.deviceless`.
 """
 
 from __future__ import annotations

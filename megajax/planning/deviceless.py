@@ -1,4 +1,4 @@
-"""GPUs to compile for on a machine that has none.
+"""Compile the training step for GPUs on a machine that has none.
 
     JAX_PLATFORMS=cpu python ...
 
@@ -6,21 +6,54 @@
     compiled = step.lower(abstract_state, abstract_batch).compile()
     compiled.memory_analysis(), collectives(compiled, mesh)
 
+    print(compile_plan(plan(config, gpu="h100", gpus=128)))
+
 The compiler is that of JAX's CUDA plugin, told what the GPU looks like; neither GPU nor driver is needed, and nothing
 can run. The plugin complains on stderr that it found no driver (`cuInit`): harmless. Without a device nothing is
 autotuned, so the memory analysis lacks the scratch of tuned kernels; as always, it also lacks the buffers of NCCL
 (1-2 GiB), the CUDA context (0.5-0.9 GiB) and fragmentation.
+
+`compile_plan` compiles in a process of its own: a compiler that crashes, or that the system kills because it needs too
+much memory, so becomes a message. That process runs this module, which reads a pickled request from stdin and writes
+one line of JSON.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from importlib.util import find_spec
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
 
-from megajax.config.base import InputError
+from megajax.config import Config, InputError
+from megajax.config.cli import entry_point
+from megajax.costs.device import Device
+from megajax.costs.gpu_settings import compiler_options, gpu_type
 from megajax.costs.hardware import GPUS, Gpu
+from megajax.models.families import batch_arrays
+from megajax.parallel.kernels import choose_attention
+from megajax.parallel.mesh import build_mesh, simulate_devices
+from megajax.parallel.rules import Rules
+from megajax.planning.collectives import Collective, Traffic, collectives
+from megajax.planning.compiled import SIMULATED, CompiledPlan, Sends
+from megajax.planning.hlo import executed_flops
+from megajax.planning.plan import Plan
+from megajax.training.batches import batch_shardings
+from megajax.training.schedule import Schedule
+from megajax.training.step import build_init, build_train_step
 
 XLA_FRACTION = 0.8
 """Share of a GPU's memory that XLA plans with, where no client tells it what its allocator has (on a GPU, JAX does)."""
@@ -94,3 +127,185 @@ def _proto(gpu: Gpu) -> str:
             device_address_bits: 64
         }}
     """
+
+
+CHILD = ("-m", "megajax.planning.deviceless")
+"""Words that make Python the compiling process."""
+MOST_SIMULATED = 64
+"""Devices. More of them compile for minutes, to learn little."""
+
+
+class CompiledStep(NamedTuple):
+    """A step that is compiled and cannot run."""
+
+    step: jax.stages.Compiled
+    rules: Rules
+    state: Any
+    """Shapes, dtypes and shardings of the train state."""
+    batch: Any
+    """And of a batch."""
+    seconds: float
+    """To trace, lower and compile."""
+
+
+def compile_plan(plan: Plan) -> CompiledPlan:
+    """Compile a plan's step for its GPU, without JAX's CUDA plugin for simulated CPU devices.
+
+    Raises:
+        InputError: the GPU is no compile target, there are too many devices to simulate, or the compiler died.
+    """
+    if plan.gpus > MOST_SIMULATED and not has_compiler():
+        raise InputError(
+            f"compiling for {plan.gpus:,} GPUs needs JAX's CUDA plugin (pip install 'megajax[cuda13]'); simulated CPU "
+            f"devices do for {MOST_SIMULATED} at most"
+        )
+    child = subprocess.run(
+        [sys.executable, *CHILD],
+        input=pickle.dumps((plan.config, plan.gpu.name)),
+        capture_output=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        check=False,
+    )
+    if child.returncode:
+        raise InputError(describe_death(child.returncode, child.stderr.decode(errors="replace")))
+    answer = json.loads(child.stdout.splitlines()[-1])
+    sends = tuple(
+        Sends(**kind | {"axes": tuple(kind["axes"]), "loop": tuple(kind["loop"])}) for kind in answer.pop("sends")
+    )
+    return CompiledPlan(plan, sends=sends, unused=tuple(answer.pop("unused")), **answer)
+
+
+def describe_death(code: int, errors: str) -> str:
+    """Why the compiling process ended, and what to do.
+
+    Args:
+        code: its exit code, negative for a signal.
+        errors: what it wrote to stderr.
+    """
+    last = (errors.strip().splitlines() or ["it wrote nothing"])[-1]
+    if code == 2:
+        return last.removeprefix("megajax: error: ")
+    if code == -signal.SIGKILL:
+        return (
+            "the compiler was killed, as the system does when memory runs out: give it more, or plan without --compile"
+        )
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    return f"the compiler {how} ({last}): try another layout, or plan without --compile"
+
+
+def compile_step(config: Config, gpu: str) -> CompiledStep:
+    """Compile the training step for GPUs of that name, as many as the layout takes, as the launcher would have it.
+
+    Args:
+        config: with the whole mesh in `parallel`, and a known vocabulary.
+        gpu: of `planning.deviceless.TARGETS`.
+
+    Raises:
+        InputError: no such target, or no CUDA plugin to compile with.
+    """
+    start = time.perf_counter()
+    devices = gpu_topology(gpu, math.prod(config.parallel.sizes.values()))
+    step, rules, state, batch = abstract_step(config, devices, "gpu")
+    compiled = step.lower(state, batch).compile(compiler_options=compiler_options(gpu_type(gpu)))
+    return CompiledStep(compiled, rules, state, batch, time.perf_counter() - start)
+
+
+def abstract_step(config: Config, devices: Sequence[jax.Device], platform: str) -> tuple[Any, Rules, Any, Any]:
+    """The jitted training step for a platform ("gpu" or "cpu"), its rules, and state and batch without numbers."""
+    rules = Rules.of(build_mesh(config.parallel.sizes, devices), config.parallel, config.model)
+    size = config.train.global_batch_size
+    arrays = batch_arrays(config.model, config.data)
+    attention = choose_attention(config, platform, arrays).name
+    step = build_train_step(config, rules, Schedule.from_config(config.optim, size, size), attention)
+    _, abstract, shardings = build_init(config, rules)
+    state = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), abstract, shardings)
+    rows = (Device.of(config).microbatches, size // Device.of(config).microbatches)
+    batch = {
+        name: jax.ShapeDtypeStruct((*rows, *arrays[name].shape), arrays[name].dtype, sharding=at)
+        for name, at in batch_shardings(rules, config).items()
+    }
+    return step, rules, state, batch
+
+
+@entry_point
+def main(argv: list[str]) -> None:
+    """The child; takes no arguments."""
+    config, gpu = pickle.load(sys.stdin.buffer)
+    compiled = compile_step(config, gpu) if has_compiler() else _simulate(config)
+    plan = compiled.step.memory_analysis()
+    assert plan is not None
+    device = compiled.rules.mesh.devices.flat[0]
+    simulated = device.platform == "cpu"
+    load, share = Device.of(config).load, _head_share(config)
+    answer = {
+        "target": SIMULATED if simulated else device.device_kind,
+        "memory": {
+            "arguments": plan.argument_size_in_bytes,
+            "outputs": plan.output_size_in_bytes - plan.alias_size_in_bytes,
+            "temporary": plan.temp_size_in_bytes,
+            "code": plan.generated_code_size_in_bytes,
+        },
+        "sends": [vars(sends) for sends in _sends(collectives(compiled.step, compiled.rules.mesh), share)],
+        "flops": None if simulated else executed_flops(compiled.step, load and load.blocks, share),
+        "unused": unused_inputs(compiled),
+        "seconds": compiled.seconds,
+        "host_bytes": 1024 * max(getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN)),
+    }
+    print(json.dumps(answer))
+
+
+def _sends(traffic: Traffic, share: Fraction) -> Iterator[Sends]:
+    """The collectives of a program by kind, of which steady ticks take a share of the branches.
+
+    A pipeline's branches are for what begins or ends with a microbatch (embedding, head, the embedding's gradient), so
+    each is taken as often as there are microbatches. The code of each is in the loop over the steady ticks, and may be
+    in that of warm-up or cool-down again.
+    """
+    kinds: defaultdict[tuple[Any, ...], list[Collective]] = defaultdict(list)
+    for record in traffic:
+        kinds[record.op, record.axes, record.loop, record.place, record.conditional].append(record)
+    for (op, axes, loop, place, conditional), records in kinds.items():
+        taken = [
+            record.count * record.bytes * (share * ("steady_ticks" in record.source) if conditional else 1)
+            for record in records
+        ]
+        yield Sends(
+            op,
+            axes,
+            loop,
+            place,
+            conditional,
+            count=sum(record.count for record in records),
+            bytes=sum(record.count * record.bytes for record in records),
+            largest=max(record.bytes for record in records),
+            taken=float(sum(taken)),
+        )
+
+
+def _head_share(config: Config) -> Fraction:
+    """Of the steady ticks of a pipeline those in which a microbatch leaves it: there alone a branch multiplies."""
+    schedule = Device.of(config).schedule
+    return Fraction(schedule.microbatches, schedule.steady_ticks)
+
+
+def unused_inputs(compiled: CompiledStep) -> list[str]:
+    """Names of the inputs that JAX left out of the program, since no result depends on them."""
+    (state, batch), _ = compiled.step.input_shardings
+    given, kept = ({"state": compiled.state, "batch": compiled.batch}, {"state": state, "batch": batch})
+    names = [
+        [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)]
+        for tree in (given, kept)
+    ]
+    return [name for name in names[0] if name not in set(names[1])]
+
+
+def _simulate(config: Config) -> CompiledStep:
+    simulate_devices(math.prod(config.parallel.sizes.values()))
+    start = time.perf_counter()
+    step, rules, state, batch = abstract_step(config, jax.devices(), "cpu")
+    compiled = step.lower(state, batch).compile()
+    return CompiledStep(compiled, rules, state, batch, time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,11 +23,11 @@ from megajax.costs.hardware import MEMORY_FRACTION, Gpu, gpu_named, memory_fract
 from megajax.costs.memory import GIB, StageMemory, describe_logits, logits_bytes, stage_memory
 from megajax.costs.weights import parameter_count
 from megajax.data.tokenizers import build_tokenizer
+from megajax.planning.cut import MEGAJAX, MEGATRON
 from megajax.planning.layouts import divide_weights, layout_name
 from megajax.planning.megatron import check_like_megatron, megatron_memory
 from megajax.planning.roofline import LABELS, StepTime, step_time
 from megajax.planning.traffic import Sent, traffic_by_axis
-from megajax.planning.trainers import MEGAJAX, MEGATRON
 
 Like = Literal["megajax", "megatron"]
 CONVENTIONS: tuple[AttentionConvention, ...] = ("full", "causal")

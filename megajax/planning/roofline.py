@@ -23,7 +23,7 @@ from megajax.costs.flops import AttentionConvention, count_flops
 from megajax.costs.hardware import Gpu
 from megajax.costs.weights import MOMENTS, layer_weights, table_parameters
 from megajax.models.families import model_class
-from megajax.planning.cut import Cut
+from megajax.planning.cut import MEGAJAX, Cut, Trainer
 from megajax.planning.layer_time import layer_work, vocabulary_work
 from megajax.planning.operations import (
     WIDTH,
@@ -35,7 +35,6 @@ from megajax.planning.operations import (
     send_seconds,
     total,
 )
-from megajax.planning.trainers import MEGAJAX, Trainer
 
 STEP = 5e-3
 """Seconds a step that nothing hides: start of the program, norm of all gradients, metrics."""

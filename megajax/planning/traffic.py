@@ -20,10 +20,9 @@ from megajax.config import Config
 from megajax.costs.device import Device, head_matrices, lookups, lookups_again
 from megajax.costs.hardware import Gpu
 from megajax.planning.collectives import PLACES, Place
-from megajax.planning.cut import LAST, Cut, products
+from megajax.planning.cut import LAST, Cut, Trainer, products
 from megajax.planning.operations import WIDTH
 from megajax.planning.roofline import StepTime, cuts_of, weights_in_step
-from megajax.planning.trainers import Trainer
 
 
 @dataclass(frozen=True)

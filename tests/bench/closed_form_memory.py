@@ -14,7 +14,7 @@ import jax
 
 from megajax.config import InputError
 from megajax.costs.memory import GIB, heaviest
-from megajax.planning.deviceless_step import compile_step
+from megajax.planning.deviceless import compile_step
 from tests.bench.deviceless_memory import NODES_16, mesh_sizes, published
 
 

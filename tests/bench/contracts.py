@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from megajax.config import InputError
 from megajax.costs.memory import GIB
 from megajax.planning.compiled import CompiledPlan
-from megajax.planning.deviceless_step import compile_plan
+from megajax.planning.deviceless import compile_plan
 from megajax.planning.plan import plan
 from tests.bench.deviceless_memory import published
 

@@ -20,7 +20,7 @@ from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.costs.device import Device
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.planning.collectives import collectives
-from megajax.planning.deviceless_step import compile_step
+from megajax.planning.deviceless import compile_step
 from megajax.planning.layouts import layout_name
 
 GIB = 2**30

@@ -30,8 +30,7 @@ from megajax.parallel.layout import MeshLayout
 from megajax.parallel.mesh import build_mesh
 from megajax.parallel.remat import remat_policy
 from megajax.parallel.rules import Rules
-from megajax.planning.deviceless import has_compiler
-from megajax.planning.deviceless_step import compile_step
+from megajax.planning.deviceless import compile_step, has_compiler
 from megajax.training.step import build_init
 from tests.bench.closed_form_memory import ROWS, SMALL
 from tests.bench.deviceless_memory import mesh_sizes, published

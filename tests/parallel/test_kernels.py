@@ -20,7 +20,7 @@ from megajax.parallel.layout import MeshLayout
 from megajax.parallel.mesh import build_mesh
 from megajax.parallel.ring import ring_attention
 from megajax.parallel.rules import Rules
-from megajax.planning.deviceless_step import abstract_step
+from megajax.planning.deviceless import abstract_step
 from megajax.training.evaluate import build_eval_step
 
 ONE = {"pipe": 1, "data": 1, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1}

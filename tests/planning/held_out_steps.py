@@ -19,7 +19,7 @@ from typing import Any
 from megajax.config import ModelConfig
 from megajax.costs.flops import count_flops
 from megajax.costs.hardware import gpu_named
-from megajax.planning.trainers import MEGAJAX
+from megajax.planning.cut import MEGAJAX
 from tests.planning.published_steps import (
     A100,
     GPT_5B,

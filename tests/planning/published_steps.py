@@ -6,7 +6,7 @@ dgxc      NVIDIA/dgxc-benchmarking, READMEs of 24.11 to 25.05: NeMo (Megatron-LM
 Toolbox   NVIDIA/JAX-Toolbox, READMEs of Pax and MaxText;  A3: google/maxtext, configs/a3 (8 H100s share 100 GB/s)
 AXLearn   2507.05411, table 3;  JaxPP: 2412.14374, table 1, from memory
 
-The programs differ by facts only (`planning.trainers`); recomputation, micro batches and meshes are the published ones
+The programs differ by facts only (`Trainer`); recomputation, micro batches and meshes are the published ones
 unless a comment says that they are not known. JAX programs are predicted as this repository, which is also one.
 """
 
@@ -20,8 +20,8 @@ from megajax.config import Config, DataConfig, ModelConfig, ParallelConfig, Trai
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.costs.flops import count_flops
 from megajax.costs.hardware import Gpu, gpu_named
+from megajax.planning.cut import MEGAJAX, MEGATRON, Trainer
 from megajax.planning.roofline import StepTime, step_time
-from megajax.planning.trainers import MEGAJAX, MEGATRON, Trainer
 
 A100, H100 = gpu_named("A100-80GB"), gpu_named("H100")
 NEMO = replace(MEGATRON, gradient_bytes=2)

@@ -9,11 +9,10 @@ from jsonschema import Draft202012Validator
 
 from megajax.config import Config, DataConfig, InputError, ModelConfig, ParallelConfig, TrainConfig
 from megajax.plan import DIFFERS, main
-from megajax.planning import deviceless_step
+from megajax.planning import deviceless
 from megajax.planning.collectives import PLACES
 from megajax.planning.compiled import SIMULATED, TOLERANCE, CompiledPlan
-from megajax.planning.deviceless import has_compiler
-from megajax.planning.deviceless_step import compile_plan, describe_death
+from megajax.planning.deviceless import compile_plan, describe_death, has_compiler
 from megajax.planning.plan import plan
 from megajax.planning.schema import SCHEMA
 from tests.bench.contracts import breaches, contract
@@ -121,7 +120,7 @@ def test_a_gpu_that_is_no_target():
 
 def test_a_compiler_that_dies(monkeypatch: pytest.MonkeyPatch):
     """A child that the system kills: `python -c` in its place, which kills itself."""
-    monkeypatch.setattr(deviceless_step, "CHILD", ("-c", "import os; os.kill(os.getpid(), 9)"))
+    monkeypatch.setattr(deviceless, "CHILD", ("-c", "import os; os.kill(os.getpid(), 9)"))
     with pytest.raises(InputError, match="the compiler was killed, as the system does when memory runs out"):
         compile_plan(plan(TINY))
 
@@ -155,14 +154,14 @@ def test_a_family_keeps_its_contract(family: str, layout: str):
 FLATTENED = """
 import sys
 from megajax.models import mlp
-from megajax.planning import deviceless_step
+from megajax.planning import deviceless
 
 def linear(x, weight):
     y = x @ weight.reshape(len(weight), -1)
     return y.reshape(*y.shape[:-1], *weight.shape[1:])
 
 mlp.linear = linear
-sys.exit(deviceless_step.main())
+sys.exit(deviceless.main())
 """
 """A compiling process in which F, which `tensor` cuts, is inside a flat dim of gate and up."""
 
@@ -170,7 +169,7 @@ sys.exit(deviceless_step.main())
 @needs_compiler
 def test_a_program_that_is_not_what_was_planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """A gated MLP whose weight has to be gathered over `tensor`, and whose gradient every device computes whole."""
-    monkeypatch.setattr(deviceless_step, "CHILD", ("-c", FLATTENED))
+    monkeypatch.setattr(deviceless, "CHILD", ("-c", FLATTENED))
     shape = (
         "model.num_layers=2 model.hidden_size=1024 model.num_heads=8 model.num_kv_heads=8 model.ffn_hidden_size=4096"
     )

@@ -13,8 +13,7 @@ import jax
 import pytest
 
 from megajax.planning.collectives import Traffic, collectives
-from megajax.planning.deviceless import has_compiler
-from megajax.planning.deviceless_step import CompiledStep, compile_step
+from megajax.planning.deviceless import CompiledStep, compile_step, has_compiler
 from megajax.planning.plan import plan
 from tests.bench.deviceless_memory import NODES_16, published, ring_bytes
 

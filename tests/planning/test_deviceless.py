@@ -11,8 +11,7 @@ from megajax.costs.hardware import find_gpu
 from megajax.parallel.mesh import build_mesh
 from megajax.parallel.rules import Rules
 from megajax.planning.collectives import collectives
-from megajax.planning.deviceless import TARGETS, gpu_topology, has_compiler
-from megajax.planning.deviceless_step import compile_step
+from megajax.planning.deviceless import TARGETS, compile_step, gpu_topology, has_compiler
 from megajax.training.batches import batch_shardings
 from megajax.training.schedule import Schedule
 from megajax.training.step import build_init, build_train_step

@@ -15,14 +15,13 @@ from megajax.config.parallel import AXES
 from megajax.costs.memory import saved_per_layer
 from megajax.plan import main
 from megajax.planning.collectives import PLACES, Traffic, collectives
-from megajax.planning.deviceless import has_compiler
-from megajax.planning.deviceless_step import abstract_step, compile_step
+from megajax.planning.deviceless import abstract_step, compile_step, has_compiler
 from megajax.planning.plan import Plan, plan
 from megajax.planning.report import html_report
 from megajax.planning.schema import SCHEMA
-from megajax.planning.traced_flops import matmul_flops
 from megajax.show import sharding_of
 from tests.planning.test_plan import assert_caused_is_sent
+from tests.planning.traced_flops import matmul_flops
 
 D, F, N, H, V, L, S, T, B = 64, 96, 4, 16, 512, 3, 64, 32, 2
 """T: tokens that T5's decoder sees; B: samples of a micro batch."""

@@ -12,7 +12,7 @@ from megajax.config.parallel import AXES
 from megajax.costs.hardware import gpu_named
 from megajax.planning.explain import causes
 from megajax.planning.plan import Plan, columns, plan
-from megajax.planning.remedy import smallest_remedy
+from megajax.planning.search import smallest_remedy
 from megajax.show import sharding_of
 
 SMALL = Config(

@@ -9,7 +9,7 @@ import pytest
 
 from megajax.config import load_config
 from megajax.models.families import batch_arrays
-from megajax.planning.random_batches import random_batch
+from megajax.planning.equivalence import random_batch
 
 VERIFY = ["gpt_tiny", "llama_tiny", "bert_tiny", "roberta_tiny", "t5_tiny"]
 

@@ -14,6 +14,7 @@ from megajax.config.parallel import AXES
 from megajax.costs.device import Device
 from megajax.costs.flops import count_flops
 from megajax.costs.hardware import GPUS, Gpu, gpu_named
+from megajax.planning.cut import MEGATRON
 from megajax.planning.operations import (
     DISTURBANCE,
     HANDSHAKE,
@@ -25,7 +26,6 @@ from megajax.planning.operations import (
     send_seconds,
 )
 from megajax.planning.roofline import LABELS, StepTime, step_time
-from megajax.planning.trainers import MEGATRON
 
 H100 = gpu_named("H100")
 MODEL = ModelConfig(num_layers=24, hidden_size=2048, num_heads=16, vocab_size=51_200, max_positions=2048)

@@ -12,8 +12,7 @@ from megajax.config import Config, ParallelConfig, load_config
 from megajax.data.dataset import Batch
 from megajax.models.layout import Layout
 from megajax.models.model import Model
-from megajax.planning.equivalence import comparable, compile_layout
-from megajax.planning.random_batches import random_batch
+from megajax.planning.equivalence import comparable, compile_layout, random_batch
 from megajax.training.evaluate import Evaluator, build_eval_step
 
 SAMPLES = 12

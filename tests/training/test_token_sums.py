@@ -20,8 +20,7 @@ from megajax.models.linear import add_bias
 from megajax.models.norm import Norm
 from megajax.models.parameters import named_leaves
 from megajax.models.relative import relative_bias
-from megajax.planning.deviceless import has_compiler
-from megajax.planning.deviceless_step import abstract_step, compile_step
+from megajax.planning.deviceless import abstract_step, compile_step, has_compiler
 from megajax.planning.equivalence import compile_layout
 from tests.models.tiny import GPT, filled
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from megajax.planning.compiled_flops import executed_flops
+from megajax.planning.hlo import executed_flops
 
 
 def flops_of(f, *shapes, **how):
