@@ -15,9 +15,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import jax
+
 from megajax.config import InputError
+from megajax.costs.device import head_matrices
 from megajax.costs.memory import GIB
-from megajax.planning.compiled import CompiledPlan
+from megajax.planning.compiled import TINY, CompiledPlan
 from megajax.planning.deviceless import compile_plan
 from megajax.planning.plan import plan
 from tests.bench.deviceless_memory import published
@@ -68,14 +71,25 @@ def contract(family: str, layout: str) -> CompiledPlan:
     return compile_plan(plan(published(kind.preset, " ".join(words)), "h100"))
 
 
+def hoisted(family: str, compiled: CompiledPlan) -> dict[str, float]:
+    """Bytes that XLA of JAX 0.12 moves: it gathers BERT's [D, D] matrices before the loop over microbatches, once."""
+    mesh, model = compiled.plan.mesh, compiled.plan.config.model
+    if family != "BERT" or mesh["fsdp"] == 1 or mesh["pipe"] > 1 or jax.__version_info__ < (0, 12):
+        return {}
+    once = 2 * head_matrices(model) * model.hidden_size**2
+    return {"over fsdp, each microbatch": -MICROBATCHES * once, "over fsdp, each step": once}
+
+
 def breaches(family: str, compiled: CompiledPlan) -> Iterator[str]:
     """How a compiled program breaks its contract, in words."""
-    for name, (closed, xla) in compiled.comparison.items():
+    moved = hoisted(family, compiled)
+    for name, (planned, xla) in compiled.comparison.items():
+        closed = planned + moved.get(name, 0)
         off = compiled.deviation(name)
         if name in ("state", "temporary"):
             if abs(xla - closed) > max(MEMORY * closed, MEMORY_GIB * GIB):
                 yield f"{name} {off:+.1%}"
-        elif compiled.differs(name, FLOPS if name == "products" else TRAFFIC):
+        elif abs(xla - closed) > max((FLOPS if name == "products" else TRAFFIC) * closed, TINY):
             yield f"{name} {off:+.1%}"
     config = compiled.plan.config
     sequence = max(config.data.seq_length, config.data.decoder_seq_length if config.model.family == "t5" else 0)
@@ -104,7 +118,10 @@ def main(argv: list[str]) -> int:
             print(f"{family:<8} {layout:<20} {'refused: ' if refused else ''}{error}", flush=True)
             broken |= not refused
             continue
-        cells = [f"{name} {compiled.deviation(name):+.1%}" for name in compiled.comparison]
+        moved = hoisted(family, compiled)
+        cells = [
+            f"{name} {compiled.deviation(name):+.1%}{' (hoisted)' * (name in moved)}" for name in compiled.comparison
+        ]
         found = [*breaches(family, compiled), *(["not refused"] if refused else [])]
         broken |= bool(found)
         print(f"{family:<8} {layout:<20} {', '.join(cells)}; {'; '.join(found) or 'kept'}", flush=True)
