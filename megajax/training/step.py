@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -53,6 +54,7 @@ def weighted(batch: Batch, scale: jax.Array | float = 1.0) -> tuple[Batch, dict[
     return batch, counts
 
 
+@lru_cache(maxsize=1)  # a run asks for it, its training step and its evaluation; tracing the model takes half a second
 def build_init(config: Config, rules: Rules) -> tuple[Callable[[jax.Array], TrainState], TrainState, TrainState]:
     """Return the jitted initialiser, and shape and sharding of what it gives."""
     optimizer = optimizer_for(config)
