@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from rich.console import Console
 from rich.table import Table
 
-from megajax.config import Config, InputError, check_batch, check_config, resolve_mesh
+from megajax.config import Config, InputError, ParallelConfig, check_batch, check_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.config.parallel import AXES
 from megajax.costs.device import Device
@@ -94,11 +94,11 @@ def sharding_of(config: Config, devices: int | None = None) -> Sharding:
     Raises:
         InputError: the mesh does not take that many devices, or does not divide a parameter.
     """
-    parallel, sizes = config.parallel, _mesh_sizes(config, devices)
+    parallel, sizes = config.parallel, _mesh_sizes(config.parallel, devices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
     rules = Rules.of(mesh, parallel, config.model)
     config = with_vocabulary(config)
-    state = jax.eval_shape(lambda: init_state(jax.random.key(0), config, optimizer_for(config)))
+    state = jax.eval_shape(lambda: init_state(jax.random.key(0), config, optimizer_for(config.optim, config.model)))
     shardings: TrainState = rules.shardings(state)
     pairs = zip(named_leaves(state.params), jax.tree.leaves(shardings.params), strict=True)
     parameters = [
@@ -125,14 +125,13 @@ def schedule_of(config: Config, devices: int | None = None) -> Schedule:
     Raises:
         InputError: the mesh does not take that many devices, or its replicas cannot share the batch.
     """
-    data = _mesh_sizes(config, devices)["data"]
+    data = _mesh_sizes(config.parallel, devices)["data"]
     check_batch(config.train, config.parallel, data)
     config = replace(config, parallel=replace(config.parallel, data=data))
     return interleaved(config.parallel.pipe, config.parallel.chunks, Device.of(config).microbatches)
 
 
-def _mesh_sizes(config: Config, devices: int | None) -> dict[str, int]:
-    parallel = config.parallel
+def _mesh_sizes(parallel: ParallelConfig, devices: int | None) -> dict[str, int]:
     if devices is None:
         one_replica = math.prod(size for axis in AXES if (size := getattr(parallel, axis)) != "auto")
         devices = parallel.simulate_devices or one_replica

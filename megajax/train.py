@@ -163,7 +163,7 @@ class Trainer:
             data, tokenizer = prepare_text(config.data, config.tokenizer, run.path, kind, trained)
             config, self.tokenizer = fit_to_tokenizer(replace(config, data=data, tokenizer=tokenizer))
         self.config = config
-        encode_prompt(config, self.tokenizer)
+        encode_prompt(config.log, config.model, self.tokenizer)
 
         # State: shapes and shardings first, so that nothing is ever held unsharded; then restored, or drawn, in shards.
         kernel = choose_attention(config, jax.default_backend(), batch_arrays(config.model, config.data))
@@ -198,8 +198,10 @@ class Trainer:
         stretches = stretches_of(config.train, stretches_before(record), int(self.state.samples))
         self.schedule = Schedule.of_run(config.optim, config.train, self.steps, self.samples, stretches)
         self.train_step = CompiledStep(build_train_step(config, rules, self.schedule, kernel.name), self._compiling)
-        self.feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config))
-        self.evaluator = Evaluator(build_eval_step(config, rules, kernel.name), self.feed, config)
+        self.feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config.model, config.data))
+        eval_step = build_eval_step(config, rules, kernel.name)
+        size, batches = config.train.global_batch_size, config.evaluation.steps
+        self.evaluator = Evaluator(eval_step, self.feed, size, batches)
 
         self.validation: dict[int, float] = {}
         self.returns = Returns(run.returns_file, trained, cluster.first)
@@ -207,7 +209,7 @@ class Trainer:
         self.seconds = np.zeros((cluster.processes, 2))
         self.reporter = Reporter(config.log, run.path, self.steps, self.step, throughput_of(config, mesh), clock)
         announce(config, mesh, kernel, self.datasets, self.steps, self.step, run)
-        changed = changes(record, config, self.samples, self.schedule) if record else []
+        changed = changes(record, config.train, config.optim, self.samples, self.schedule) if record else []
         announce_data(self.dataset, self.consumed, changed)
 
     def train(self, requests: Requests) -> Result:

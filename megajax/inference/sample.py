@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from megajax.config.base import InputError
-from megajax.config.config import Config
+from megajax.config.config import Config, LogConfig
+from megajax.config.model import ModelConfig
 from megajax.data.tokenizers import Tokenizer
 from megajax.data.tokenizers.tokenizer import check_text
 from megajax.inference.decode import Generation, advance, begin
@@ -224,27 +225,27 @@ class _Row:
         )  # fmt: skip
 
 
-def encode_prompt(config: Config, tokenizer: Tokenizer) -> list[int]:
-    """Ids of `log.sample_prompt`; none without one. Call it before training, to fail early.
+def encode_prompt(log: LogConfig, model: ModelConfig, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of `log.sample_prompt`, none without one. Call it before training, to fail early.
 
     Raises:
         InputError: the prompt leaves no room for a continuation, the tokenizer cannot encode it, or the model does not
             continue text.
     """
-    check_text(config.log.sample_prompt or "", "log.sample_prompt")
-    ids = [*tokenizer.prefix, *tokenizer.encode(config.log.sample_prompt)] if config.log.sample_prompt else []
-    if ids and model_class(config.model).writes != "continuation":
-        raise InputError(f"log.sample_prompt: a {config.model.family} does not continue text: unset it")
-    if len(ids) >= config.model.max_positions:
+    check_text(log.sample_prompt or "", "log.sample_prompt")
+    ids = [*tokenizer.prefix, *tokenizer.encode(log.sample_prompt)] if log.sample_prompt else []
+    if ids and model_class(model).writes != "continuation":
+        raise InputError(f"log.sample_prompt: a {model.family} does not continue text: unset it")
+    if len(ids) >= model.max_positions:
         raise InputError(
-            f"log.sample_prompt has {len(ids)} tokens, model.max_positions is {config.model.max_positions}: shorten it"
+            f"log.sample_prompt has {len(ids)} tokens, model.max_positions is {model.max_positions}: shorten it"
         )
     return ids
 
 
 def print_sample(config: Config, params: Model, tokenizer: Tokenizer) -> None:
     """Continue `log.sample_prompt`, if there is one, on one device, when training ends."""
-    if not encode_prompt(config, tokenizer) or jax.process_count() > 1:
+    if not encode_prompt(config.log, config.model, tokenizer) or jax.process_count() > 1:
         return
     model = jax.device_put(join_layers(params), jax.local_devices()[0])
     trained = TrainedModel(model, tokenizer, config, end_ids=(tokenizer.eod_id,), prefix=tokenizer.prefix)

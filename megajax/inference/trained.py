@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from megajax.checkpoint.store import Checkpoints
-from megajax.config import Config, InputError, ParallelConfig, load_config, resolve_mesh
+from megajax.config import Config, InputError, ModelConfig, ParallelConfig, load_config, resolve_mesh
 from megajax.config.parallel import AXES, fit_vocabulary
 from megajax.corpus.chat import Chat, Message
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
@@ -166,7 +166,7 @@ def load_model(
     config = replace(config, model=fit_vocabulary(shape, config.parallel))
     if config.data.seq_length > shape.max_positions:
         raise InputError(f"data.seq_length is {config.data.seq_length}: the model sees {shape.max_positions}")
-    like = abstract_model(config)
+    like = abstract_model(config.model, config.train.precision)
     with Checkpoints(run.checkpoints(config.checkpoint), None, run.owner) as checkpoints:
         if checkpoints.latest is None:
             raise InputError(f"{run.path} has no finished checkpoint: train it first")
@@ -196,10 +196,9 @@ def open_run(run_dir: str | Path, words: Sequence[str] = ()) -> tuple[RunDirecto
     return run, replace(config, parallel=load_config(None, ["parallel.data=1", *layout]).config.parallel)
 
 
-def abstract_model(config: Config) -> Model:
-    """Shapes of the run's model, in the precision that it computes in."""
-    dtype = DTYPES[config.train.precision]
-    return jax.eval_shape(lambda: cast(build_model(jax.random.key(0), config.model), dtype))
+def abstract_model(model: ModelConfig, precision: str) -> Model:
+    """Return the shapes of a model in the precision that it computes in."""
+    return jax.eval_shape(lambda: cast(build_model(jax.random.key(0), model), DTYPES[precision]))
 
 
 def _mesh(parallel: ParallelConfig) -> Mesh:

@@ -222,7 +222,7 @@ def abstract_step(config: Config, devices: Sequence[jax.Device], platform: str) 
     rows = (Device.of(config).microbatches, size // Device.of(config).microbatches)
     batch = {
         name: jax.ShapeDtypeStruct((*rows, *arrays[name].shape), arrays[name].dtype, sharding=at)
-        for name, at in batch_shardings(rules, config).items()
+        for name, at in batch_shardings(rules, config.model, config.data).items()
     }
     return step, rules, state, batch
 

@@ -180,7 +180,7 @@ def compile_layout(config: Config) -> Compiled:
     init, _, _ = build_init(config, rules)
     kernel = choose_attention(config, jax.default_backend(), batch_arrays(config.model, config.data))
     step = build_train_step(config, rules, schedule, kernel.name)
-    feed = Feed(rules, train.micro_batch_size, batch_shardings(rules, config))
+    feed = Feed(rules, train.micro_batch_size, batch_shardings(rules, config.model, config.data))
     return Compiled(init(jax.random.key(train.seed)), step, feed, rules)
 
 

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from megajax.config.config import Config
+from megajax.config.data import DataConfig
+from megajax.config.model import ModelConfig
 from megajax.config.parallel import AXES, REPLICAS
 from megajax.models.families import batch_arrays
 from megajax.models.model import Batch
@@ -23,10 +24,10 @@ from megajax.parallel.rules import Rules
 from megajax.parallel.zigzag import token_order
 
 
-def batch_shardings(rules: Rules, config: Config) -> dict[str, NamedSharding]:
-    """Say where every array of a batch [M, B, ...] goes: samples over the replicas, positions over context."""
+def batch_shardings(rules: Rules, model: ModelConfig, data: DataConfig) -> dict[str, NamedSharding]:
+    """Place every array of a batch [M, B, ...], by name: samples over the replicas, positions over context."""
     axes = (None, "batch", "sequence")
-    arrays = batch_arrays(config.model, config.data)
+    arrays = batch_arrays(model, data)
     return {
         name: NamedSharding(rules.mesh, rules.in_compute(axes[: 2 + len(array.shape)], AXES))
         for name, array in arrays.items()

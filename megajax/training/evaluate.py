@@ -39,24 +39,23 @@ def build_eval_step(
         return {name: (losses[name], count) for name, count in counts.items()}
 
     _, _, shardings = build_init(config, rules)
-    return jax.jit(evaluate, in_shardings=(shardings.params, batch_shardings(rules, config)))
+    return jax.jit(evaluate, in_shardings=(shardings.params, batch_shardings(rules, config.model, config.data)))
 
 
 class Evaluator:
-    """Mean losses over up to `evaluation.steps` global batches of a split; the last batch may be short."""
+    """Means of the losses over some global batches of a split, of which the last one may be short."""
 
-    def __init__(self, step: EvalStep, feed: Feed, config: Config) -> None:
-        """Evaluate with `step`, the compiled forward pass, on the batches that `feed` cuts for it."""
+    def __init__(self, step: EvalStep, feed: Feed, batch_size: int, batches: int) -> None:
+        """Evaluate with the compiled `step`, for which `feed` cuts `batches` global batches of `batch_size` samples."""
         self._step, self._feed = step, feed
-        self._batch_size = config.train.global_batch_size
-        self._samples = self._batch_size * config.evaluation.steps
+        self._batch_size, self._samples = batch_size, batch_size * batches
 
     def __call__(
         self, params: Model, dataset: Dataset, stop: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
         """Return losses in nats per token (or sample) by name; one that no token or sample counts for is left out.
 
-        None if `stop()`, asked after every batch by every process, ended it early.
+        Return None if `stop()`, asked after every batch by every process, ended it early.
         """
         totals: dict[str, np.ndarray] = {}
         count = min(self._samples, len(dataset))

@@ -17,6 +17,7 @@ from megajax.config.base import InputError
 from megajax.config.checks import check_config
 from megajax.config.config import Config
 from megajax.config.parallel import fit_vocabulary
+from megajax.config.train import OptimConfig, TrainConfig
 from megajax.costs.device import Device
 from megajax.costs.flops import count_flops
 from megajax.costs.hardware import Peak, table_peak
@@ -29,6 +30,7 @@ from megajax.models.families import model_class
 from megajax.observe.memory import device_memory
 from megajax.observe.throughput import Throughput, measured_matmul_peak
 from megajax.parallel.kernels import Kernel
+from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.training.run_directory import RunDirectory
 from megajax.training.schedule import Schedule, Stretch
 
@@ -76,20 +78,23 @@ def stretches_before(record: dict[str, Any] | None) -> list[Stretch]:
     return [Stretch(*numbers) for numbers in record.get("stretches", [(0, size, size)])]
 
 
-def changes(record: dict[str, Any], config: Config, samples: int, schedule: Schedule) -> list[str]:
+def changes(
+    record: dict[str, Any], train: TrainConfig, optim: OptimConfig, samples: int, schedule: Schedule
+) -> list[str]:
     """Say what is different since a checkpoint was written, where it concerns which samples are read when.
 
     Args:
         record: of the checkpoint.
-        config: as it is now.
+        train: as it is now.
+        optim: as it is now.
         samples: of the whole run, as it is now.
         schedule: of the learning rate, as it is now.
     """
-    size, lines, varies = config.train.global_batch_size, [], config.optim.decay_style != "constant"
+    size, lines, varies = train.global_batch_size, [], optim.decay_style != "constant"
     if record["batch_size"] != size:
         lines.append(
             f"global batch: {size} samples instead of {record['batch_size']}, from step {record['step'] + 1} on; "
-            f"the learning rate goes on by {'steps' if config.train.steps else 'samples'} as planned"
+            f"the learning rate goes on by {'steps' if train.steps else 'samples'} as planned"
         )
     if record["samples"] != samples:
         lines.append(f"length: {samples:,} samples instead of {record['samples']:,}")
@@ -163,13 +168,12 @@ def announce(
         "samples": sizes,
     }
     if config.parallel.pipe > 1:
-        rows["pipeline"] = _pipeline(config, mesh)
+        rows["pipeline"] = _pipeline(Device(config, mesh.shape).schedule)
     for name, text in rows.items():
         print(f"{name:>10}: {text}")
 
 
-def _pipeline(config: Config, mesh: Mesh) -> str:
-    schedule = Device(config, mesh.shape).schedule
+def _pipeline(schedule: Interleaved1F1B) -> str:
     few = "; fewer microbatches than stages leave stages idle" if schedule.microbatches < schedule.stages else ""
     return (
         f"{schedule.stages} stages x {schedule.chunks} chunks, {schedule.microbatches} microbatches: "

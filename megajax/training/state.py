@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from megajax.config.config import Config
-from megajax.config.train import LossScaleConfig
+from megajax.config.model import ModelConfig
+from megajax.config.train import LossScaleConfig, OptimConfig
 from megajax.models.families import build_model
 from megajax.models.model import Model
 from megajax.models.parameters import annotate, join_layers, roles, split_layers
@@ -50,21 +51,21 @@ def init_state(key: jax.Array, config: Config, optimizer: optax.GradientTransfor
         samples=jnp.int32(0),
         params=params,
         opt_state=optimizer.init(params),
-        loss_scale=init_loss_scale(scaling(config)),
+        loss_scale=init_loss_scale(scaling(config.loss_scale, config.train.precision)),
         health=init_health(),
     )
 
 
-def scaling(config: Config) -> LossScaleConfig:
-    """Say how the loss is scaled: by `config.loss_scale` under fp16, by a constant 1 otherwise."""
-    return config.loss_scale if config.train.precision == "fp16" else LossScaleConfig(constant=1.0)
+def scaling(loss_scale: LossScaleConfig, precision: str) -> LossScaleConfig:
+    """Return how the loss is scaled: as configured under fp16, by a constant 1 in other precisions."""
+    return loss_scale if precision == "fp16" else LossScaleConfig(constant=1.0)
 
 
-def optimizer_for(config: Config) -> optax.GradientTransformation:
-    """Build the update rule of `config.optim`, which knows role and axes of every parameter of `config.model`."""
-    model = jax.eval_shape(lambda key: build_model(key, config.model), jax.random.key(0))
-    axes = annotate(model, lambda _, param: param.get_metadata()["axes"])
-    return build_optimizer(config.optim, roles(model), axes)
+def optimizer_for(optim: OptimConfig, model: ModelConfig) -> optax.GradientTransformation:
+    """Build the update rule, which knows role and axes of every parameter of the model."""
+    abstract = jax.eval_shape(lambda key: build_model(key, model), jax.random.key(0))
+    axes = annotate(abstract, lambda _, param: param.get_metadata()["axes"])
+    return build_optimizer(optim, roles(abstract), axes)
 
 
 class CanonicalForm:

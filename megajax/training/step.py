@@ -57,7 +57,7 @@ def weighted(batch: Batch, scale: jax.Array | float = 1.0) -> tuple[Batch, dict[
 @lru_cache(maxsize=1)  # a run asks for it, its training step and its evaluation; tracing the model takes half a second
 def build_init(config: Config, rules: Rules) -> tuple[Callable[[jax.Array], TrainState], TrainState, TrainState]:
     """Return the jitted initialiser, and shape and sharding of what it gives."""
-    optimizer = optimizer_for(config)
+    optimizer = optimizer_for(config.optim, config.model)
     init = lambda key: init_state(key, config, optimizer)  # noqa: E731
     abstract = jax.eval_shape(init, jax.random.key(0))
     shardings = rules.shardings(abstract)
@@ -77,7 +77,8 @@ def build_train_step(
     (before clipping), "loss-scale", with `log.params_norm` "params-norm"; and "tokens", "skipped", "skips-at-minimum",
     "mean-loss" (as the step was judged by), "bad-steps" (in a row, with this one; 0 if it was not bad).
     """
-    optimizer = optimizer_for(config)
+    optimizer = optimizer_for(config.optim, config.model)
+    loss_scale = scaling(config.loss_scale, config.train.precision)
     dropout = config.model.hidden_dropout > 0 or config.model.attention_dropout > 0
     runner = Runner(
         rules, attention, config.train.remat, config.train.seed if dropout else None, config.parallel.chunks
@@ -107,7 +108,7 @@ def build_train_step(
             samples=state.samples + jnp.where(skip, 0, samples),
             params=params,
             opt_state=opt_state,
-            loss_scale=update_loss_scale(state.loss_scale, overflow, scaling(config)),
+            loss_scale=update_loss_scale(state.loss_scale, overflow, loss_scale),
             health=update_health(state.health, loss, ~skip, bad, config.health),
         )
         metrics = {
@@ -129,14 +130,14 @@ def build_train_step(
     replicated = NamedSharding(rules.mesh, PartitionSpec())
     return jax.jit(
         step,
-        in_shardings=(shardings, batch_shardings(rules, config)),
+        in_shardings=(shardings, batch_shardings(rules, config.model, config.data)),
         out_shardings=(shardings, replicated),
         donate_argnums=(0,),
     )
 
 
 class CompiledStep:
-    """f(state, batch) -> (state, metrics), as `build_train_step` gives it."""
+    """A train step, f(state, batch) -> (state, metrics), that is compiled for every batch size when one first comes."""
 
     def __init__(self, step: Any, compiling: Callable[[], AbstractContextManager[None]]) -> None:
         """Compile within `compiling()`, a context for the time that a compilation takes."""

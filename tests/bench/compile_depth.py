@@ -93,7 +93,7 @@ def _rules() -> Rules:
 def _batch(rules: Rules) -> dict[str, jax.Array]:
     samples = random_samples(0, 2, CONFIG.data.seq_length, CONFIG.model.vocab_size)
     batch = make_batch(samples, np.arange(2), CONFIG.data, eod=0)
-    return Feed(rules, 2, batch_shardings(rules, CONFIG)).place(batch, 2)
+    return Feed(rules, 2, batch_shardings(rules, CONFIG.model, CONFIG.data)).place(batch, 2)
 
 
 if __name__ == "__main__":

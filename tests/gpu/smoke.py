@@ -107,7 +107,7 @@ def train_random(name: str, config: Config) -> Row:
     schedule = Schedule.from_config(config.optim, size * steps, size)
     init, _, _ = build_init(config, rules)
     step = build_train_step(config, rules, schedule, kernel.name)
-    feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config))
+    feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config.model, config.data))
     state = init(jax.random.key(0))
     losses, seconds = [], []
     for number in range(steps):

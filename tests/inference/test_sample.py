@@ -135,10 +135,10 @@ def test_samples_that_cannot_be(loaded: TrainedModel):
     """Said before the training begins."""
     log = replace(loaded.config.log, sample_prompt=" ".join(["5"] * 32))
     with pytest.raises(InputError, match=r"log\.sample_prompt has 32 tokens, model\.max_positions is 32: shorten it"):
-        encode_prompt(replace(loaded.config, log=log), loaded.tokenizer)
-    bert = replace(loaded.config, log=log, model=replace(loaded.config.model, family="bert"))
+        encode_prompt(log, loaded.config.model, loaded.tokenizer)
+    bert = replace(loaded.config.model, family="bert")
     with pytest.raises(InputError, match=r"log\.sample_prompt: a bert does not continue text: unset it"):
-        encode_prompt(bert, loaded.tokenizer)
+        encode_prompt(log, bert, loaded.tokenizer)
 
 
 @pytest.mark.parametrize("prompts", [[], "5 6"])

@@ -67,7 +67,7 @@ def compiled_step():
     dtypes = {"loss_mask": jnp.float32, "sample_ids": jnp.uint32}
     batch = {
         name: jax.ShapeDtypeStruct((M, B, S)[: len(at.spec)], dtypes.get(name, jnp.int32), sharding=at)
-        for name, at in batch_shardings(rules, config).items()
+        for name, at in batch_shardings(rules, config.model, config.data).items()
     }
     return state, collectives(step.lower(state, batch).compile(), rules.mesh)
 

@@ -101,7 +101,7 @@ def test_nan_departs() -> None:
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lion", "muon"])
 def test_every_optimizer_shows_the_gradient_of_every_parameter(name: str) -> None:
     config = tiny_config(LLAMA, optim=OptimConfig(name=name))
-    state = jax.eval_shape(lambda: init_state(jax.random.key(0), config, optimizer_for(config)))
+    state = jax.eval_shape(lambda: init_state(jax.random.key(0), config, optimizer_for(config.optim, config.model)))
     zeros = {name: np.zeros(leaf.shape) for name, leaf in named_leaves(state)}
     shown = unclipped_gradients(zeros, norm=2.0, clip_grad=1.0)
     assert Counter(value.shape for value in shown.values()) == Counter(p.shape for _, p in named_leaves(state.params))

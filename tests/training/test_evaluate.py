@@ -53,7 +53,7 @@ def config() -> Config:
 def evaluator(config: Config) -> tuple[Evaluator, Model]:
     """On one device, and the weights before training."""
     state, _, feed, rules = compile_layout(config)
-    return Evaluator(build_eval_step(config, rules, "xla"), feed, config), state.params
+    return Evaluator(build_eval_step(config, rules, "xla"), feed, 8, config.evaluation.steps), state.params
 
 
 def test_both_losses_of_bert_are_means_over_all_that_counts(config: Config, evaluator: tuple[Evaluator, Model]) -> None:
