@@ -95,6 +95,10 @@ def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
         require_multiple("model.experts", model.experts, "parallel.expert", parallel.expert, remedy)
     elif parallel.expert > 1:
         raise InputError(f"parallel.expert={parallel.expert} shards experts: set model.experts, or leave it at 1")
+    if parallel.chunks > 1 and parallel.pipe == 1:  # not in the component: who runs no pipeline has own words for it
+        raise InputError(
+            f"parallel.chunks={parallel.chunks} interleaves pipeline stages: set parallel.pipe, or leave it at 1"
+        )
     chunks = parallel.pipe * parallel.chunks
     divisor = f"parallel.pipe {parallel.pipe} x parallel.chunks {parallel.chunks} ="
     near = _nearest_multiples(model.num_layers, chunks)

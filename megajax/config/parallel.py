@@ -59,13 +59,6 @@ class ParallelConfig:
     simulate_devices: NonNegativeInt = 0
     """Run on this many simulated CPU devices instead of the real ones; 0 = off."""
 
-    def __post_init__(self) -> None:
-        """Refuse chunks without stages."""
-        if self.chunks > 1 and self.pipe == 1:
-            raise InputError(
-                f"parallel.chunks={self.chunks} interleaves pipeline stages: set parallel.pipe, or leave it at 1"
-            )
-
     @property
     def sizes(self) -> dict[str, int]:
         """Return the size of every mesh axis; `data` is a number where no devices are left to be counted."""
