@@ -1,4 +1,4 @@
-"""What one device works on in a step: its part of the batch, of the sequence, of the heads, layers and experts.
+"""The work of one device in a step: its part of the batch, of the sequence, of the heads, layers and experts.
 
 All costs are derived from these few facts. A configuration says what is trained, a mesh on how many devices.
 
@@ -100,7 +100,7 @@ class Device:
 
     @property
     def schedule(self) -> Interleaved1F1B:
-        """What the stages of the pipeline do, and when."""
+        """The schedule of the pipeline: which stage works on which microbatch, and when."""
         return Interleaved1F1B(self.mesh["pipe"], self.config.parallel.chunks, self.microbatches)
 
     def stride(self, axis: str) -> int:
@@ -109,14 +109,14 @@ class Device:
 
     @property
     def load(self) -> Load | None:
-        """What each expert of a mixture does for a microbatch; None = the model is no mixture."""
+        """The work of each expert for a microbatch; None = the model is no mixture."""
         if not self.config.model.experts:
             return None
         return expert_load(self.config.model, self.tokens(self.stacks[-1].sequence) * self.mesh["expert"])
 
 
 class Load(NamedTuple):
-    """What each expert of a mixture does for a microbatch, in every layer."""
+    """The work of each expert of a mixture for a microbatch, in every layer."""
 
     tokens: float
     """Assignments of an expert, T k / E."""

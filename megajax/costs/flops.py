@@ -115,7 +115,7 @@ def flops_per_token(model: ModelConfig, sequence: int, attention: AttentionConve
 
 @dataclass(frozen=True)
 class Budget:
-    """What training on a number of tokens takes."""
+    """Time that training on a number of tokens takes."""
 
     days: float
     gpu_hours: float

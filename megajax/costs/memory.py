@@ -1,4 +1,4 @@
-"""What a device has to hold during a training step of this implementation, in closed form.
+"""Bytes that a device holds during a training step of this implementation, in closed form.
 
 Exact is what lasts: weights and optimizer state are the model's own arrays under the rule table. The rest is what XLA
 keeps at the moment when it keeps most, which is one of two:
@@ -53,12 +53,12 @@ class StageMemory:
 
     @property
     def persistent(self) -> float:
-        """What lasts between steps: XLA's arguments, but for the batch."""
+        """Bytes that last between steps: XLA's arguments, but for the batch."""
         return self.weights + self.optimizer
 
     @property
     def temporary(self) -> float:
-        """What a step needs on top: XLA's temporaries."""
+        """Bytes that a step needs on top: XLA's temporaries."""
         return self.total - self.persistent
 
     @property
@@ -68,7 +68,7 @@ class StageMemory:
 
 
 def stage_memory(config: Config, mesh: Mapping[str, int], stage: int) -> StageMemory:
-    """What a device of a pipeline stage holds.
+    """Return the bytes that a device of a pipeline stage holds.
 
     All stages hold the same: as many layers, a ring as long, the same share of embedding and head.
 
@@ -160,13 +160,13 @@ class _Holder(Device):
 
     @property
     def units(self) -> float:
-        """F of this device; of a mixture, that of the shared MLP."""
+        """Units of the MLP on this device, F / tensor; a mixture's are those of the shared MLP."""
         model = self.config.model
         return (model.shared_ffn_size if model.experts else model.ffn_size) / self.mesh["tensor"]
 
     @property
     def accumulates(self) -> bool:
-        """Whether gradients are summed; those of a single microbatch go into the update as they are."""
+        """True if gradients are summed; those of a single microbatch go into the update as they are."""
         return self.mesh["pipe"] > 1 or self.microbatches > 1
 
     @property
@@ -181,7 +181,7 @@ class _Holder(Device):
 
     @property
     def fused(self) -> bool:
-        """Whether the attention kernel on a GPU holds no scores."""
+        """True if the attention kernel on a GPU holds no scores."""
         return choose_attention(self.config, "gpu", batch_arrays(self.config.model, self.config.data)).name == "cudnn"
 
     def scores_saved(self, stack: Stack) -> float:
@@ -228,7 +228,7 @@ class _Holder(Device):
 
     @property
     def _experts(self) -> float:
-        """What the backward pass of a mixture works with (see `models.experts`)."""
+        """Bytes that the backward pass of a mixture works with (see `models.experts`)."""
         model, width = self.config.model, self.width
         if not model.experts:
             return 0
@@ -260,7 +260,7 @@ def logits_bytes(config: Config, mesh: Mapping[str, int]) -> int:
 
 
 def describe_logits(config: Config, mesh: Mapping[str, int], memory: float | None) -> str:
-    """How many logits are held, and how many there would be without the chunks of `models.cross_entropy`.
+    """Say how many logits are held, and how many there would be without the chunks of `models.cross_entropy`.
 
     Args:
         config: with a known vocabulary.

@@ -1,4 +1,4 @@
-"""How many weights a model has, and how many of them a device holds: the model's own parameters under the rule table.
+"""Weights of a model and of a device, counted among the model's own parameters under the rule table.
 
 No array is made: the parameters are those that `jax.eval_shape` finds in the model, once for all sizes of vocabulary.
 """
@@ -43,17 +43,17 @@ class Counts(NamedTuple):
     """How many numbers one device holds, by what they are for."""
 
     at_rest: float
-    """Weights between steps."""
+    """Weights that are held between steps."""
     moments: float
-    """Optimizer state between steps."""
+    """Numbers of the optimizer that are held between steps."""
     step: float
-    """Weights during a step: ZeRO-1 gathers them over `data`."""
+    """Weights that are held during a step: ZeRO-1 gathers them over `data`."""
     blocks: float
-    """Those of the blocks."""
+    """Weights of the blocks during a step."""
     layer: float
     """Weights of one layer, gathered over `fsdp` (t5: of the decoder)."""
     experts: float
-    """Those of them that are a mixture's experts."""
+    """Weights of a layer that are a mixture's experts, gathered over `fsdp`."""
 
 
 def model_leaves(model: ModelConfig) -> tuple[Leaf, ...]:

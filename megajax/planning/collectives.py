@@ -88,31 +88,31 @@ class Traffic:
         return len(self.records)
 
     def where(self, keep: Callable[[Collective], bool]) -> Traffic:
-        """Those for which `keep` is true."""
+        """Keep those for which `keep` is true."""
         return Traffic(tuple(record for record in self if keep(record)))
 
     def over(self, *axes: str) -> Traffic:
-        """Those that cross all these mesh axes, alone or together with others."""
+        """Keep those that cross all these mesh axes, alone or together with others."""
         return self.where(lambda record: set(axes) <= set(record.axes))
 
     def inside(self, *loop: int) -> Traffic:
-        """Those in exactly this nest of loops, by their iterations, outermost first; without arguments, in no loop."""
+        """Keep those in exactly this nest of loops, given as iterations, outermost first; no argument is no loop."""
         return self.where(lambda record: record.loop == loop)
 
     def at(self, place: Place) -> Traffic:
-        """Those in this loop of a training step."""
+        """Keep those in this loop of a training step."""
         return self.where(lambda record: record.place == place)
 
     def forward(self) -> Traffic:
-        """All those that are not of the backward pass."""
+        """Keep those that are not of the backward pass."""
         return self.where(lambda record: "transpose(" not in record.source)
 
     def backward(self) -> Traffic:
-        """Those of the backward pass, its recomputation included."""
+        """Keep those of the backward pass, its recomputation included."""
         return self.where(lambda record: "transpose(" in record.source)
 
     def of_at_least(self, size: int) -> Traffic:
-        """Those whose whole tensor has at least `size` bytes."""
+        """Keep those whose whole tensor has at least `size` bytes."""
         return self.where(lambda record: record.bytes >= size)
 
     def count(self, op: str) -> int:

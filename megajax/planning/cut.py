@@ -1,4 +1,4 @@
-"""One device's share of a layer: its matrix products and attention cores.
+"""One device's share of a layer: its matrix products and attention cores, and the program that computes them.
 
 A layer is four matrix products, with the attention core between the first two; where it looks at an encoder as well,
 four more and another core. At each of them the residual stream enters or leaves the tensor-parallel region (2205.05198,
@@ -177,7 +177,7 @@ class Cut:
 
     @property
     def weights(self) -> LayerWeights:
-        """Of the layer, on all devices."""
+        """Weights of the layer, on all devices together."""
         return layer_weights(self.model, crossed=self.encoded > 0)
 
     @property
@@ -247,7 +247,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(cut: Cut, product: Product) -> Rows:
-    """All of them, but where heads are whole and tokens spread over `tensor`: what is cut there is not computed whole.
+    """Return the rows of a product: all of them, unless heads are whole and tokens are spread over `tensor`.
 
     Queries, keys and values are made of all tokens, and the gradient of what attention gave; the rest is each device's
     own tokens, so that the gradients of these weights are summed over `tensor`.
@@ -260,7 +260,7 @@ def rows_of(cut: Cut, product: Product) -> Rows:
 
 
 def products(cut: Cut) -> tuple[Product, ...]:
-    """Those of a layer, in order, but for the experts of a mixture."""
+    """Return the matrix products of a layer, in order, but for the experts of a mixture."""
     model, T, D, width = cut.model, cut.tokens, cut.model.hidden_size, WIDTH[cut.numbers]
     q, kv = cut.heads * model.head_size, cut.kv_heads * model.head_size
     norm, add = 2 * cut.residual, 3 * cut.residual
@@ -300,7 +300,7 @@ class Core(NamedTuple):
 
 
 def cores(cut: Cut) -> tuple[Core, ...]:
-    """Those of a layer, in order."""
+    """Return the attention cores of a layer, in order."""
     relative = cut.model.positions == "relative"
     bias = 2 * cut.sequence**2 * cut.model.relative_buckets * cut.heads if relative else 0
     own = Core(cut.tokens * cut.sequence * cut.heads, cut.sequence, bias)
@@ -311,15 +311,15 @@ class Experts(NamedTuple):
     """The experts of a mixture on one device, for a microbatch whose load is balanced."""
 
     number: float
-    """Of experts."""
+    """How many experts there are."""
     blocks: int
-    """That each of them works through."""
+    """Blocks that each of them works through."""
     rows: int
-    """R, of a block."""
+    """R, the rows of a block."""
     units: float
-    """F of this device."""
+    """Units of an expert on this device."""
     tokens: float
-    """That they see: those of all devices along `expert`."""
+    """Tokens that they see: those of all devices along `expert`."""
 
     @property
     def matrices(self) -> float:
@@ -328,7 +328,7 @@ class Experts(NamedTuple):
 
 
 def experts(cut: Cut) -> Experts | None:
-    """Those of a layer, if it is a mixture."""
+    """Return the experts of a layer; None = the model is no mixture."""
     model, tokens = cut.model, cut.tokens * cut.expert
     if not model.experts:
         return None

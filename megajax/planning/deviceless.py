@@ -62,12 +62,12 @@ TARGETS = {gpu.name: gpu for gpu in GPUS if gpu.chip}
 
 
 def has_compiler() -> bool:
-    """Whether JAX's CUDA plugin, which compiles for GPUs, is installed."""
+    """Return True if JAX's CUDA plugin, which compiles for GPUs, is installed."""
     return any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
 
 
 def gpu_topology(name: str, devices: int, gpus_per_host: int = 8) -> list[jax.Device]:
-    """Devices to build a mesh of and compile for, one host after the other.
+    """Return devices to build a mesh of and compile for, one host after the other.
 
     Where there is no GPU, `JAX_PLATFORMS=cpu` must be set before JAX looks for devices.
 
@@ -143,9 +143,9 @@ class CompiledStep(NamedTuple):
     state: Any
     """Shapes, dtypes and shardings of the train state."""
     batch: Any
-    """And of a batch."""
+    """Shapes, dtypes and shardings of a batch."""
     seconds: float
-    """To trace, lower and compile."""
+    """Time to trace, lower and compile."""
 
 
 def compile_plan(plan: Plan) -> CompiledPlan:
@@ -176,7 +176,7 @@ def compile_plan(plan: Plan) -> CompiledPlan:
 
 
 def describe_death(code: int, errors: str) -> str:
-    """Why the compiling process ended, and what to do.
+    """Say why the compiling process ended, and what to do.
 
     Args:
         code: its exit code, negative for a signal.
@@ -211,7 +211,7 @@ def compile_step(config: Config, gpu: str) -> CompiledStep:
 
 
 def abstract_step(config: Config, devices: Sequence[jax.Device], platform: str) -> tuple[Any, Rules, Any, Any]:
-    """The jitted training step for a platform ("gpu" or "cpu"), its rules, and state and batch without numbers."""
+    """Build the jitted training step for a platform ("gpu" or "cpu"), its rules, and an abstract state and batch."""
     rules = Rules.of(build_mesh(config.parallel.sizes, devices), config.parallel, config.model)
     size = config.train.global_batch_size
     arrays = batch_arrays(config.model, config.data)
@@ -283,13 +283,13 @@ def _sends(traffic: Traffic, share: Fraction) -> Iterator[Sends]:
 
 
 def _head_share(config: Config) -> Fraction:
-    """Of the steady ticks of a pipeline those in which a microbatch leaves it: there alone a branch multiplies."""
+    """Return the share of steady ticks in which a microbatch leaves the pipeline: only there a branch multiplies."""
     schedule = Device.of(config).schedule
     return Fraction(schedule.microbatches, schedule.steady_ticks)
 
 
 def unused_inputs(compiled: CompiledStep) -> list[str]:
-    """Names of the inputs that JAX left out of the program, since no result depends on them."""
+    """Name the inputs that JAX left out of the program, since no result depends on them."""
     (state, batch), _ = compiled.step.input_shardings
     given, kept = ({"state": compiled.state, "batch": compiled.batch}, {"state": state, "batch": batch})
     names = [

@@ -149,7 +149,7 @@ def one_device(config: Config) -> Config:
 
 
 def every_layout(config: Config, devices: int) -> list[Config]:
-    """All legal layouts, with the rematerialisation policies taking turns."""
+    """List all legal layouts, with the rematerialisation policies taking turns."""
     policies = list(dict.fromkeys((config.train.remat, *POLICIES)))
     layouts = []
     for i, layout in enumerate(legal_layouts(config, devices)):
@@ -160,7 +160,7 @@ def every_layout(config: Config, devices: int) -> list[Config]:
 
 
 class Compiled(NamedTuple):
-    """What runs a layout."""
+    """The compiled program of a layout and what it runs on."""
 
     state: Any
     """Initial state."""
@@ -186,7 +186,7 @@ def compile_layout(config: Config) -> Compiled:
 
 @dataclass
 class Outcome:
-    """What a layout computed, on the host by name, and what it sent."""
+    """The results of a layout, on the host by name, and what it sent."""
 
     initial: dict[str, np.ndarray]
     """The state before the first step."""
@@ -221,7 +221,7 @@ def train_layout(config: Config, steps: int) -> Outcome:
 
 
 def gathered(tree: Any) -> dict[str, np.ndarray]:
-    """Every array of a state by name, on the host, layers stacked as in a checkpoint."""
+    """Gather every array of a state by name, on the host, layers stacked as in a checkpoint."""
     return {name: np.asarray(leaf[...]) for name, leaf in named_leaves(join_layers(jax.device_get(tree)))}
 
 
@@ -236,7 +236,7 @@ def unclipped_gradients(state: dict[str, np.ndarray], norm: float, clip_grad: fl
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a layout is from the reference; nan is far."""
+    """Distances of a layout from the reference; nan is far."""
 
     initial: float
     """Largest difference of any tensor of the initial state, relative to that tensor's largest entry."""

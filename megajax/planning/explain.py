@@ -1,4 +1,4 @@
-"""What one parameter makes the devices send: why it lies as it does, and the collectives of a step that follow from it.
+"""The collectives of a step that one parameter causes, and why it lies as it does.
 
 Bytes are of whole tensors, as in `planning.collectives`. Counts are of one device; a pipeline's devices send in the
 ticks in which it fills and drains as well.
@@ -37,7 +37,7 @@ class Cause:
 def causes(
     config: Config, mesh: Mapping[str, int], name: str, shape: tuple[int, ...], rules: tuple[Rule, ...]
 ) -> list[Cause]:
-    """Collectives of a step that a parameter causes.
+    """List the collectives of a step that a parameter causes.
 
     Args:
         config: with a known vocabulary; its layout is that of the mesh.
@@ -77,7 +77,7 @@ def _in_a_layer(device: Device, name: str, shape: tuple[int, ...], rules: tuple[
 
 
 def _outside(device: Device, name: str, shape: tuple[int, ...], rules: tuple[Rule, ...]) -> list[Cause]:
-    """Of a table, a matrix of the head, or the last norm."""
+    """List what a table, a matrix of the head or the last norm sends."""
     at_rest, count, single = _at_rest(rules), device.microbatches, device.mesh["pipe"] == 1
     is_table = {"vocab", "positions"} & {rule.logical for rule in rules}
     numbers = prod(shape) / prod(device.mesh[axis] for axis in at_rest - {"data", "fsdp"})
@@ -105,7 +105,7 @@ def _outside(device: Device, name: str, shape: tuple[int, ...], rules: tuple[Rul
 
 
 def _once(device: Device, held: float, rules: tuple[Rule, ...]) -> list[Cause]:
-    """At the end of a step."""
+    """List what a parameter sends at the end of a step."""
     gradient = Cause("gradient of the step", "all-reduce", "data", 1, FP32 * held)
     if "data" not in _at_rest(rules):
         return [gradient]
@@ -150,7 +150,7 @@ def _of_activations(device: Device, name: str) -> Iterator[Cause]:
 
 
 def _in_and_out(device: Device, stack: Stack, matrix: str) -> Iterator[Cause]:
-    """What a matrix of a layer starts from, and what it makes."""
+    """Yield the collectives of what a matrix of a layer starts from, and of what it makes."""
     spread, runs = device.config.parallel.sequence_parallel, _layer_runs(device, stack)
     stream = device.stream(stack.sequence)
     gather, scatter = ("all-gather", "reduce-scatter") if spread else ("all-reduce", "all-reduce")
@@ -195,7 +195,7 @@ def _keys(device: Device, stack: Stack) -> Iterator[Cause]:
 
 
 def _stack(device: Device, name: str) -> Stack:
-    """To which a parameter belongs; those outside count to the last."""
+    """Find the stack of a parameter; those outside of stacks count to the last."""
     return device.stacks[0 if name.startswith("encoder_") else -1]
 
 
@@ -204,6 +204,6 @@ def _at_rest(rules: tuple[Rule, ...]) -> set[str]:
 
 
 def _layer_runs(device: Device, stack: Stack) -> int:
-    """Layers that a device runs forward in a step, and as often backward: (L / P v) (v M + P - 1)."""
+    """Count the layers that a device runs forward in a step, and as often backward: (L / P v) (v M + P - 1)."""
     stages, chunks = device.mesh["pipe"], device.config.parallel.chunks
     return stack.layers // (stages * chunks) * (chunks * device.microbatches + stages - 1)

@@ -80,7 +80,7 @@ class Executed(NamedTuple):
 
 
 def executed(program: jax.stages.Compiled | str) -> Iterator[Executed]:
-    """Every instruction that a run of a program executes, those of called computations included.
+    """Yield every instruction that a run of a program executes, those of called computations included.
 
     Args:
         program: `jax.jit(f).lower(...).compile()`, or its `as_text()`.
@@ -129,17 +129,17 @@ def arrays(type_: str) -> list[tuple[Shape, str]]:
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """All whole numbers of a text."""
+    """Read all whole numbers of a text."""
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
 def find(pattern: str, text: str) -> str:
-    """The first group of the first match; empty without one."""
+    """Return the first group of the first match, or an empty text if there is none."""
     return found[1] if (found := re.search(pattern, text)) else ""
 
 
 def _parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """Instructions of every computation, and which one is the program."""
+    """Read the instructions of every computation, and the name of the one that is the program."""
     computations: dict[str, list[Instruction]] = {}
     entry = name = ""
     for line in text.splitlines():
@@ -159,7 +159,7 @@ ATTENTION_PRODUCTS = {"__cudnn$fmhaSoftmax": 2, "__cudnn$fmhaSoftmaxBackward": 5
 def executed_flops(
     program: jax.stages.Compiled | str, unknown: int | None = None, taken: Fraction = Fraction(1)
 ) -> int:
-    """FLOPs of matrix products of one run on one device.
+    """Count the FLOPs of matrix products of one run on one device.
 
     Args:
         program: `jax.jit(f).lower(...).compile()`, or its `as_text()`.
@@ -180,7 +180,7 @@ def executed_flops(
 
 
 def _flops(line: Executed) -> int:
-    """Of one execution."""
+    """Count the FLOPs of one execution."""
     attributes = line.instruction.attributes
     if line.instruction.opcode == "dot":
         return _product(line, integers(find(r"lhs_contracting_dims=\{([\d,]*)\}", attributes)))

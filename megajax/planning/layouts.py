@@ -24,7 +24,7 @@ from megajax.parallel.rules import Rules
 
 
 def legal_layouts(config: Config, devices: int) -> list[Config]:
-    """Every layout of `devices` devices that this model and global batch can train on.
+    """List every layout of `devices` devices that this model and global batch can train on.
 
     All mesh sizes and chunks per stage, sequence parallelism and ZeRO on and off where that makes a difference. The
     micro batch is the configured one, or its largest divisor that the samples of a replica fill.
@@ -38,13 +38,13 @@ def legal_layouts(config: Config, devices: int) -> list[Config]:
 
 
 def meshes(devices: int) -> Iterator[dict[str, int]]:
-    """Every mesh of so many devices."""
+    """Yield every mesh of so many devices."""
     for sizes in _factorizations(devices, len(AXES)):
         yield dict(zip(AXES, sizes, strict=True))
 
 
 def legality(model: ModelConfig, devices: int) -> Callable[[Config], bool]:
-    """A test of layouts: whether its numbers fit together and the sharding rules divide every weight."""
+    """Build a test of layouts: their numbers have to fit together, and the sharding rules to divide every weight."""
     # The vocabulary excludes no layout: training pads it as the layout wants it.
     padded = fit_vocabulary(model, ParallelConfig(tensor=devices))
 
@@ -83,7 +83,7 @@ def _abstract_weights(model: ModelConfig) -> Model:
 
 
 def layout_name(layout: Config) -> str:
-    """What distinguishes a layout, in words: `pipe=2 data=4 remat=full microbatches=2`."""
+    """Say in words how a layout differs from others: `pipe=2 data=4 remat=full microbatches=2`."""
     parallel, remat = layout.parallel, layout.train.remat
     sizes = {**parallel.sizes, "chunks": parallel.chunks}
     words: dict[str, object] = {key: size for key, size in sizes.items() if size > 1}
@@ -101,7 +101,7 @@ def layout_name(layout: Config) -> str:
 
 
 def layouts_on(config: Config, mesh: Mapping[str, int], sequence_parallel: Sequence[bool]) -> Iterator[Config]:
-    """Chunks per stage, ZeRO, and the given choices of sequence parallelism on a mesh, legal or not."""
+    """Yield layouts of a mesh, legal or not: chunks per stage, ZeRO, and the given choices of sequence parallelism."""
     chunks = _divisors(config.model.num_layers // mesh["pipe"]) if mesh["pipe"] > 1 else [1]
     zero: tuple[Literal[0, 1], ...] = (0, 1) if mesh["data"] > 1 else (0,)
     samples = Device(config, mesh).samples
@@ -121,7 +121,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _factorizations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Every way to write a number as a product of so many, in order."""
+    """Yield every way to write a number as a product of so many, in order."""
     if parts == 1:
         yield (number,)
         return

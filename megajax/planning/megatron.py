@@ -1,4 +1,4 @@
-"""What Megatron-LM would hold of the same model on the same mesh, in closed form: what published figures measure.
+"""Bytes that Megatron-LM would hold of the same model on the same mesh, as published figures measure them.
 
 It differs from this implementation (`costs.memory`) in what a parameter costs, in what a layer saves (2205.05198,
 section 4), in how much is in flight, and in its stages: the first holds the embedding and the last the output matrix,
@@ -40,7 +40,7 @@ LAST |= {"pooler", "pooler_bias", "pair_head", "pair_bias"}
 
 @dataclass(frozen=True)
 class Practice:
-    """Where Megatron-LM's relatives differ from it, in bytes; the defaults are its own, in bf16 or fp16."""
+    """Bytes in which Megatron-LM's relatives differ from it; the defaults are its own, in bf16 or fp16."""
 
     gradients: int = 4
     """A parameter: fp32 sums."""

@@ -104,7 +104,7 @@ def _in_a_node(gpu: Gpu, members: int, stride: int) -> int:
 
 
 def beside(communication: float, computation: float, exposed: float = 0.0) -> float:
-    """What communication adds to the time of a computation that it runs beside.
+    """Return what communication adds to the time of a computation that it runs beside.
 
     Args:
         communication: seconds it takes.
@@ -143,10 +143,10 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """All together."""
+        """Seconds of all of it."""
         return self.computing + self.tensor + self.context + self.fsdp + self.expert + self.pipe
 
 
 def total(works: Iterable[Work]) -> Work:
-    """Their sum."""
+    """Add up the work."""
     return sum(works, Work())

@@ -1,4 +1,4 @@
-"""What a run needs and how fast it will be, in closed form: everything the planner knows about one layout.
+"""Everything the planner knows about one layout: the memory that a run needs and how fast it will be, in closed form.
 
     planned = plan(config, gpu="h100", gpus=128)
     print(planned)                     # a table
@@ -79,32 +79,32 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether every device has enough memory."""
+        """True if every device has enough memory."""
         return self.need <= self.limit
 
     @property
     def tokens_per_second(self) -> float:
-        """On all devices together."""
+        """Tokens per second on all devices together."""
         return self.time.tokens_per_second
 
     @property
     def days(self) -> float:
-        """For the token budget, without a break."""
+        """Days that the token budget takes without a break."""
         return self.time.days(self.tokens)
 
     @property
     def gpu_hours(self) -> float:
-        """For the token budget."""
+        """GPU-hours that the token budget takes."""
         return self.time.gpu_hours(self.tokens)
 
     @property
     def load(self) -> Load | None:
-        """What the experts of a mixture are planned with; None = no mixture."""
+        """The load that the experts of a mixture are planned with; None = no mixture."""
         return Device(self.config, self.mesh).load
 
     @property
     def uncounted(self) -> str | None:
-        """What the step does besides, which memory, time and communication leave out; None = nothing of weight."""
+        """Work of the step that memory, time and communication leave out, in words; None = nothing of weight."""
         if self.config.optim.name != "muon" or self.like == "megatron":
             return None
         return (
@@ -114,7 +114,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """Whether it fits, in words."""
+        """Say whether it fits."""
         spare = (self.limit - self.need) / GIB
         given = memory_variable() if self.like == "megajax" else None
         why = f", as {given} is {memory_fraction():g}" if given else ""

@@ -77,7 +77,7 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Seconds of a step."""
         return sum(self.parts.values())
 
     @property
@@ -109,7 +109,7 @@ class StepTime:
 
     @property
     def limit(self) -> str:
-        """What takes longest, and what comes next: "matrix products 71 %, pipeline bubble 9 %"."""
+        """Name the part that takes longest and the next one: "matrix products 71 %, pipeline bubble 9 %"."""
         longest = sorted(self.parts.items(), key=lambda part: -part[1])[:2]
         return ", ".join(f"{LABELS[name]} {seconds / self.seconds:.0%}".replace("%", " %") for name, seconds in longest)
 
@@ -152,7 +152,7 @@ def step_time(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Traine
 
 
 def cuts_of(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer) -> tuple[Cut, ...]:
-    """A device's share of a layer of every stack."""
+    """Return a device's share of a layer of every stack."""
     return tuple(Cut.of(config, mesh, gpu, trainer, stack) for stack in Device(config, mesh).stacks)
 
 

@@ -47,7 +47,7 @@ class Candidate:
 
 
 def search_layouts(config: Config, gpu: Gpu, gpus: int, tensor_across_nodes: bool = False) -> list[Candidate]:
-    """Every legal layout of `gpus` GPUs: the fastest first; last those that do not fit, the smallest first.
+    """Rank every legal layout of `gpus` GPUs, the fastest first; those that do not fit come last, the smallest first.
 
     Args:
         config: the model (with a known vocabulary), data and batch; its own layout, micro batch and recomputation are
@@ -76,7 +76,7 @@ def search_layouts(config: Config, gpu: Gpu, gpus: int, tensor_across_nodes: boo
 
 
 def _layouts(config: Config, mesh: Mapping[str, int], is_legal: Callable[[Config], bool]) -> Iterator[Config]:
-    """The legal layouts of a mesh with every micro batch, the small ones first."""
+    """Yield the legal layouts of a mesh with every micro batch, the small ones first."""
     # Sequence parallelism costs nothing where it can be had.
     sequence_parallel = config.data.seq_length % (mesh["context"] * mesh["tensor"]) == 0
     parallel = ParallelConfig(**mesh, zero=0, whole_heads=False, sequence_parallel=sequence_parallel)
@@ -97,7 +97,7 @@ def _layout(config: Config) -> tuple[int, int]:
 
 
 def _best_variant(layouts: list[Config], mesh: Mapping[str, int], gpu: Gpu) -> Candidate:
-    """The fastest of one layout's micro batches and recomputations that fits, or if none does the smallest."""
+    """Find the fastest of one layout's micro batches and recomputations that fits, or if none does the smallest."""
     tried: list[Candidate] = []
     for layout in layouts:
         selective = _candidate(layout, "selective", mesh, gpu)
@@ -146,7 +146,7 @@ Values = Mapping[str, Any]
 
 
 def smallest_remedy(failed: Plan) -> tuple[str, Plan] | None:
-    """What to change, as words of a command line, and the plan that fits; None = nothing near does.
+    """Find the change, as words of a command line, and the plan that fits with it; None = nothing near does.
 
     Args:
         failed: does not fit.
@@ -164,7 +164,7 @@ def smallest_remedy(failed: Plan) -> tuple[str, Plan] | None:
 
 
 def _changed(failed: Plan, more: int, count: int) -> Iterator[tuple[Values, Plan]]:
-    """Plans with `more` times the GPUs and so many of the options taken; those that are not legal are left out."""
+    """Yield plans with `more` times the GPUs and so many of the options taken, but for those that are not legal."""
     mesh = {**failed.mesh, "data": failed.mesh["data"] * more}
     for options in combinations(_options(failed, mesh), count):
         for choice in product(*options):
@@ -179,7 +179,7 @@ def _changed(failed: Plan, more: int, count: int) -> Iterator[tuple[Values, Plan
 
 
 def _options(failed: Plan, mesh: Values) -> list[list[Values]]:
-    """Groups of changes that exclude one another."""
+    """Return groups of changes that exclude one another."""
     train, parallel = failed.config.train, failed.config.parallel
     halves = [train.micro_batch_size >> n for n in range(1, train.micro_batch_size.bit_length())]
     stronger = {"none": ["selective", "full"], "full": []}.get(str(train.remat), ["full"])
@@ -196,7 +196,7 @@ def _options(failed: Plan, mesh: Values) -> list[list[Values]]:
 
 
 def _moves(mesh: Values, widest: int, more: tuple[str, ...]) -> Iterator[Values]:
-    """Meshes as large with a factor moved from one axis to another, tensor parallelism inside a node."""
+    """Yield meshes as large with a factor moved from one axis to another, tensor parallelism inside a node."""
     for (source, target), factor in product(product(AXES, ("fsdp", "tensor", "pipe", "context", *more)), MOVES):
         if source != target and mesh[source] % factor == 0:
             sizes = {source: mesh[source] // factor, target: mesh[target] * factor}

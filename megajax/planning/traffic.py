@@ -32,9 +32,9 @@ class Sent:
     places: Mapping[Place, float]
     """Bytes of whole tensors by the loop that sends them."""
     seconds: float
-    """That nothing hides."""
+    """Seconds of it that no work hides."""
     wire: Literal["NVLink", "network"]
-    """The slowest that a group of devices needs."""
+    """The slowest wire that a group of devices needs."""
 
     @property
     def bytes(self) -> float:
@@ -96,7 +96,7 @@ def _sizes(device: Device, cuts: Sequence[Cut]) -> Sizes:
 
 
 def _total(parts: Iterable[tuple[float, Sizes]]) -> Sizes:
-    """The sum of sizes, each so many times."""
+    """Add up sizes, each so many times."""
     total: defaultdict[tuple[str, Place], float] = defaultdict(float)
     for times, sizes in parts:
         for where, size in sizes.items():
@@ -105,7 +105,7 @@ def _total(parts: Iterable[tuple[float, Sizes]]) -> Sizes:
 
 
 def _of_layer(cut: Cut) -> Sizes:
-    """What one layer sends for one microbatch."""
+    """Count the bytes that one layer sends for one microbatch."""
     model, width, scans = cut.model, WIDTH[cut.numbers], cut.trainer.scans_layers
     weights = width * cut.held
     keys = 2 * width * cut.samples * cut.sequence * cut.kv_heads * model.head_size
@@ -167,7 +167,7 @@ def _borders(cut: Cut) -> tuple[float, float]:
 
 
 def _of_microbatch(device: Device, cuts: Sequence[Cut]) -> Sizes:
-    """What embedding and head send for one microbatch.
+    """Count the bytes that embedding and head send for one microbatch.
 
     On a single stage a tied table is gathered once for all its uses.
     """
@@ -188,7 +188,7 @@ def _of_microbatch(device: Device, cuts: Sequence[Cut]) -> Sizes:
 
 
 def _of_sums(device: Device, cut: Cut) -> tuple[float, Sizes]:
-    """What is only summed of the gradients of embedding and head, and how many times.
+    """Count the bytes of gradients of embedding and head that are only summed, and say how many times they are.
 
     On a single stage these sums, added to those of the step as they are, are summed once a step.
     """
