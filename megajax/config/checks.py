@@ -103,6 +103,13 @@ def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
     divisor = f"parallel.pipe {parallel.pipe} x parallel.chunks {parallel.chunks} ="
     near = _nearest_multiples(model.num_layers, chunks)
     require_multiple("model.num_layers", model.num_layers, divisor, chunks, f"use {near} layers")
+    period, held = max(1, len(model.layer_pattern)), model.num_layers // chunks
+    if parallel.pipe > 1 and held % period:
+        raise InputError(
+            f"model.layer_pattern has {period} layers, and a stage of parallel.pipe {parallel.pipe} x parallel.chunks "
+            f"{parallel.chunks} has {held} in a chunk: all run the same program, choose them so that it has whole "
+            "patterns"
+        )
     choice = "choose a parallel.tensor that divides them, or parallel.whole_heads=true"
     remedies = {"num_heads": choice, "num_kv_heads": f"key/value heads are split over tensor, never copied: {choice}"}
     over_tensor = _over_tensor(model, parallel)

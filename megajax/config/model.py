@@ -10,12 +10,14 @@ from megajax.config.base import BelowOne, Elsewhere, Fraction, InputError, compo
 from megajax.config.needs import Needs, refuse_ignored, require_multiple
 
 Activation = Literal["gelu", "gelu_exact", "relu", "squared_relu", "swiglu", "geglu"]
+LayerKind = Literal["local", "global"]
 POSITIONS = {"gpt": ("learned", "rope", "alibi", "none"), "bert": ("learned",), "t5": ("relative",)}
 """The values of `model.positions` that a family has."""
 GPT = Needs("model.family", ("gpt",))
 BERT = Needs("model.family", ("bert",))
 T5 = Needs("model.family", ("t5",))
 ROPE = Needs("model.positions", ("rope",))
+PATTERN = Needs("model.layer_pattern")
 SCALED_ROPE = Needs("model.rope_scaling_factor")
 MIXTURE = Needs("model.experts")
 
@@ -58,6 +60,8 @@ class ModelConfig:
     """Rows of the learned table before that of the first position (RoBERTa: 2)."""
     rope_base: Annotated[PositiveFloat, ROPE, Elsewhere("rotary_base rope_theta")] = 10_000.0
     """Theta of the rotary embedding."""
+    rope_local_base: Annotated[PositiveFloat | None, ROPE, PATTERN, Elsewhere("rope_local_base_freq")] = None
+    """Theta of local layers (`layer_pattern`), whose waves are never slowed down (Gemma 3); unset = rope_base."""
     rope_fraction: Annotated[Fraction, ROPE, Elsewhere("rotary_percent partial_rotary_factor")] = 1.0
     """Share of each head that is rotated (Megatron: rotary percent)."""
     rope_scaling_factor: Annotated[PositiveFloat | None, ROPE, Elsewhere("rope_scaling use_rope_scaling=8")] = None
@@ -74,12 +78,25 @@ class ModelConfig:
     """t5: distances from here on share a bucket."""
     window: Annotated[PositiveInt | None, GPT, Elsewhere("sliding_window window_size")] = None
     """Sliding window (Mistral): a token sees itself and the window - 1 tokens before it; unset = all before it."""
+    layer_pattern: Annotated[tuple[LayerKind, ...], GPT, Needs("model.window"), Elsewhere("layer_types")] = ()
+    """Kinds of layers, from the first on and again and again: local ones have the window, global ones see all tokens
+    before them (Gemma 2: local, global); empty = all layers are alike."""
     attention_scale: Annotated[PositiveFloat | None, Elsewhere("softmax_scale")] = None
     """Factor of the attention scores; unset = 1 / sqrt(H)."""
+    attention_softcap: Annotated[PositiveFloat | None, GPT, Elsewhere("attn_logit_softcapping")] = None
+    """Attention scores s become c tanh(s / c) of this c (Gemma 2); unset = they stay."""
+    logit_softcap: Annotated[PositiveFloat | None, GPT, Elsewhere("final_logit_softcapping")] = None
+    """Logits become c tanh(logit / c) of this c (Gemma 2); unset = they stay."""
     norm: Annotated[Literal["layernorm", "rmsnorm"], Elsewhere("normalization")] = "layernorm"
     """Normalisation before attention, before the MLP and before the head."""
+    norm_plus_one: Annotated[bool, Elsewhere("apply_layernorm_1p=true")] = False
+    """Norms scale by 1 + their weights, which start at 0 (Gemma; Megatron-LM: layernorm 1p)."""
+    branch_norm: Annotated[bool, GPT] = False
+    """Normalise the output of attention and MLP as well, before it joins the residual stream (Gemma 2)."""
     norm_placement: Annotated[Literal["pre", "post"], BERT] = "pre"
     """Normalise the input of a branch, or the sum after it (the first BERT); then there is no norm before the head."""
+    embedding_scale: Annotated[bool, GPT] = False
+    """Multiply the embedding by sqrt(D), rounded to the precision of the computation (Gemma)."""
     embedding_norm: bool = False
     """Normalise the embedding as well (BLOOM, the first BERT)."""
     norm_eps: Annotated[PositiveFloat, Elsewhere("norm_epsilon layernorm_epsilon layer_norm_epsilon rms_norm_eps")] = (
@@ -172,6 +189,10 @@ class ModelConfig:
         if self.head_dim is None:
             remedy = "change one of them, or set model.head_dim"
             require_multiple("model.hidden_size", self.hidden_size, "model.num_heads", n, remedy)
+        if len(set(self.layer_pattern)) == 1:
+            kind = self.layer_pattern[0]
+            remedy = f"leave it empty, and model.window {'set' if kind == 'local' else 'unset'}"
+            raise InputError(f"model.layer_pattern has {kind} layers only: {remedy}")
         if (self.expert_size if self.experts else self.ffn_size) < 1:
             raise InputError(f"model.ffn_hidden_size comes out as 0 for hidden_size {self.hidden_size}: set it")
 
@@ -200,6 +221,12 @@ class ModelConfig:
     def head_size(self) -> int:
         """Return H, the width of a head, after the default."""
         return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """Return the kind of every layer; without a pattern all are local if there is a window, and else all global."""
+        pattern: tuple[LayerKind, ...] = self.layer_pattern or ("global" if self.window is None else "local",)
+        return tuple(pattern[layer % len(pattern)] for layer in range(self.num_layers))
 
     @property
     def gated(self) -> bool:

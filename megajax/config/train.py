@@ -10,8 +10,11 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from megajax.config.base import BelowOne, Elsewhere, Fraction, InputError, component
 from megajax.config.needs import Needs, refuse_ignored, require_multiple
 
-ACTIVATION_NAMES = ("block_input", "attention_residual", "qkv", "attention_out", "mlp_hidden", "mlp_residual")
-"""Activations of a block that `train.remat` can keep (the last one is the next block's input if norms come first)."""
+ACTIVATION_NAMES = (
+    "block_input", "attention_residual", "qkv", "attention_out", "mlp_hidden", "branch_output", "mlp_residual"
+)  # fmt: skip
+"""Activations of a block that `train.remat` can keep: branch_output is there with `model.branch_norm`, and the last one
+is the next block's input if norms come first."""
 ADAM_OR_LION = Needs("optim.name", ("adamw", "lion", "muon"))
 DECAY = Needs("optim.decay_style", ("linear", "cosine", "inverse_sqrt", "wsd"))
 DECAY_LENGTH = DECAY._replace(others=("optim.warmup_fraction",))

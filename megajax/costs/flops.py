@@ -101,11 +101,12 @@ def _cross(model: ModelConfig, tokens: int, encoded: int, sequence: int) -> Part
 
 
 def _keys_seen(model: ModelConfig, sequence: int, attention: AttentionConvention) -> float:
-    """Keys that a query of a sequence is charged for: all, or those before it (and in its window)."""
+    """Keys that a query is charged for, in the mean of all layers: all, or those before it (and in the window)."""
     if attention == "full" or not model_class(model).causal:
         return sequence
     window = min(model.window or sequence, sequence)
-    return window - window**2 / (2 * sequence)
+    near, share = window - window**2 / (2 * sequence), model.layer_kinds.count("global") / model.num_layers
+    return near + share * (sequence / 2 - near) if model.layer_pattern else near
 
 
 def flops_per_token(model: ModelConfig, sequence: int, attention: AttentionConvention) -> float:

@@ -125,7 +125,7 @@ def saved_per_layer(config: Config, mesh: Mapping[str, int], stack: Stack | None
     tokens, encoded = device.tokens(stack.sequence), device.tokens(stack.memory)
     crossed = stack.memory > 0
     if remat == "none":
-        norms = (2 + crossed) * 3 * FP32 * residual + 3 * FP32 * model.qk_norm * (q + k)
+        norms = (2 + crossed + 2 * model.branch_norm) * 3 * FP32 * residual + 3 * FP32 * model.qk_norm * (q + k)
         masks = (2 + crossed) * (model.hidden_dropout > 0) * residual
         routing = 3 * FP32 * model.experts * residual / model.hidden_size
         products = (2 + crossed) * width * residual + width * ((2 + 2 * crossed) * (q + k) + 6 * device.units)
@@ -136,6 +136,7 @@ def saved_per_layer(config: Config, mesh: Mapping[str, int], stack: Stack | None
         "attention_residual": (1 + crossed) * tokens * residual,
         "qkv": tokens * (q + 2 * k + crossed * q) + encoded * 2 * q,
         "attention_out": (1 + crossed) * tokens * q,
+        "branch_output": 2 * tokens * residual * model.branch_norm,
         "mlp_hidden": tokens * device.mlp_inputs * device.units,
         "mlp_residual": tokens * residual if model.norm_placement == "post" else 0,  # else the next layer's input
     }

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from megajax.inference.decode_t5 import Memory, decoder_layer, encode_prompts
 from megajax.inference.sampling import Sampling, choose_token
 from megajax.inference.scores import score_tokens, token_log_probabilities
+from megajax.models.block import in_units, scan_units
 from megajax.models.context import Context
 from megajax.models.gpt import Gpt
 from megajax.models.layout import Layout, attend
@@ -85,8 +86,10 @@ def extend(
     batch = {"tokens": tokens, "decoder_tokens": tokens, "positions": places}
     context = model.context(batch, layout, keys=None)
 
-    def layer(x: jax.Array, inputs: tuple[Any, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        block, keys, values, seen = layout.weights(inputs[0]), *inputs[1:]
+    def layer(
+        context: Context, x: jax.Array, block: Any, keys: jax.Array, values: jax.Array, seen: Any
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        block = layout.weights(block)
 
         def look_back(x: jax.Array, context: Context) -> jax.Array:
             nonlocal keys, values
@@ -103,7 +106,9 @@ def extend(
         return x, (keys, values)
 
     inputs = (model.blocks, cache.keys, cache.values, None if memory is None else memory.keys_values)
-    x, (keys, values) = jax.lax.scan(layer, model.embed(batch, context), inputs)
+    kinds = context.of_kinds
+    layers, units = [partial(layer, of_kind) for of_kind in kinds], in_units(inputs, len(kinds))
+    x, (keys, values) = scan_units(layers, model.embed(batch, context), units)
     return model.final_norm(x), Cache(keys, values)
 
 

@@ -27,7 +27,7 @@ class Attention(nnx.Module):
 
     def __init__(self, key: jax.Array, config: ModelConfig, *, causal: bool = True) -> None:
         """Draw the weights of one layer."""
-        self.causal, self.window, self.scale = causal, config.window, config.attention_scale
+        self.causal, self.scale, self.softcap = causal, config.attention_scale, config.attention_softcap
         d, k, h = config.hidden_size, config.kv_heads, config.head_size
         group = config.num_heads // k
         qkv_key, out_key = jax.random.split(key)
@@ -63,7 +63,7 @@ class Attention(nnx.Module):
 
     def pattern(self, context: Context) -> Pattern:
         """Who looks at whom."""
-        return Pattern(self.causal, self.window, self.scale, context.bias)
+        return Pattern(self.causal, context.window, self.scale, context.bias, self.softcap)
 
     def output(self, heads: jax.Array, context: Context) -> jax.Array:
         """[B, S, N, H] -> [B, S, D]; the bias is replicated over `tensor`, so it is added after the sum over heads."""

@@ -34,6 +34,8 @@ class Pattern(NamedTuple):
     """Factor of the scores; None = 1 / sqrt(H)."""
     bias: Bias | None = None
     """Added to the scaled scores."""
+    softcap: float | None = None
+    """Scaled scores s become c tanh(s / c) of this c, before the bias; None = they stay."""
 
     def visible(
         self,
@@ -63,12 +65,13 @@ class Pattern(NamedTuple):
         return mask
 
 
-Need = Literal["segments", "later keys", "window", "scale", "bias", "dropout"]
+Need = Literal["segments", "later keys", "window", "scale", "softcap", "bias", "dropout"]
 NEEDS: dict[Need, str] = {
     "segments": "segment_ids keep documents, conversations or padding apart",
     "later keys": "queries see keys after them (not causal)",
     "window": "model.window hides keys that are far away",
     "scale": "the scores have a factor of their own (model.attention_scale)",
+    "softcap": "the scores are capped (model.attention_softcap)",
     "bias": "a bias is added to the scores (alibi or relative positions)",
     "dropout": "attention_dropout needs the probabilities",
 }
@@ -83,6 +86,7 @@ def needs_of(pattern: Pattern, segment_ids: jax.Array | None, drop: Drop | None)
         "later keys": not pattern.causal,
         "window": pattern.window is not None,
         "scale": pattern.scale is not None,
+        "softcap": pattern.softcap is not None,
         "bias": pattern.bias is not None,
         "dropout": drop is not None,
     }
@@ -130,6 +134,7 @@ def xla_attention(
     drop: Drop | None = None,
     bias: jax.Array | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> jax.Array:
     """softmax(Q K^T / sqrt(H)) V with scores and softmax in fp32 (1706.03762, eq. 1).
 
@@ -141,6 +146,7 @@ def xla_attention(
         drop: dropout, applied to the probabilities [B, K, G, S, T] (fp32).
         bias: [N, S, T] or [B, N, S, T], added to the scores (fp32).
         scale: instead of 1 / sqrt(H).
+        softcap: c, of scores that become c tanh(score / c) before the bias is added.
 
     Returns:
         [B, S, N, H] in q's dtype.
@@ -150,6 +156,8 @@ def xla_attention(
     q = q.reshape(batch, queries, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32)
     scores = scores * (head_dim**-0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
     if bias is not None:
         scores += bias.reshape(*bias.shape[:-3], kv_heads, heads // kv_heads, *bias.shape[-2:])
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)

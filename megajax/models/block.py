@@ -1,12 +1,13 @@
-"""One transformer block, and many of them as one scan.
+"""One transformer block, and many of them as one scan, a pattern of kinds of layers in each of its turns.
 
 Shapes: B batch, S sequence, D embed, L layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,9 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then the same with the MLP; with norms after the sums, norm(x + attention(x))."""
+    """x + attention(norm(x)), then the same with the MLP; with norms after the sums, norm(x + attention(x)); with norms
+    of the branches, x + norm(attention(norm(x))).
+    """
 
     def __init__(self, key: jax.Array, config: ModelConfig, *, causal: bool = True) -> None:
         """Draw the weights of one layer."""
@@ -40,6 +43,9 @@ class Block(nnx.Module):
         self.attention_norm = Norm(config.hidden_size, config)
         self.attention = Attention(attention_key, config, causal=causal)
         self.mlp_norm = Norm(config.hidden_size, config)
+        if config.branch_norm:
+            self.attention_branch_norm = Norm(config.hidden_size, config)
+            self.mlp_branch_norm = Norm(config.hidden_size, config)
         self.mlp = Moe(mlp_key, config) if config.experts else Mlp(mlp_key, config)
 
     def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
@@ -72,6 +78,9 @@ class Block(nnx.Module):
         the last product of the branch again, and reduce-scatter it over `tensor` again.
         """
         y = branch(norm(x) if self.pre_norm else x)
+        if hasattr(self, "mlp_branch_norm"):
+            y = checkpoint_name(y, "branch_output")  # as the sum: else it would be computed, and scattered, again
+            y = (self.mlp_branch_norm if site == "mlp_output" else self.attention_branch_norm)(y)
         x = x + dropout(y, self.dropout_rate, context.keys, site, context.layout, RESIDUAL)
         x = checkpoint_name(x, "mlp_residual" if site == "mlp_output" else "attention_residual")
         return x if self.pre_norm else norm(x)
@@ -85,6 +94,72 @@ def stack_blocks(key: jax.Array, config: ModelConfig, *, causal: bool = True) ->
 def stack_layers(key: jax.Array, count: int, layer: Callable[[jax.Array], M]) -> M:
     """`count` modules as one whose weights have a leading dimension; the i-th depends on (key, i) alone."""
     return jax.vmap(layer)(jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count)))
+
+
+class Units(NamedTuple):
+    """Stacked arrays of layers as a scan over a pattern of p kinds runs them."""
+
+    whole: Any
+    """[n / p, p, ...], all whole patterns; [n, ...] if there is one kind."""
+    rest: Any
+    """[n mod p, ...] the layers of a pattern that the depth breaks off, or None."""
+
+    def layers(self, period: int) -> int:
+        """Return n."""
+        whole, rest = (jax.tree.leaves(part) for part in self)
+        return whole[0].shape[0] * period + (rest[0].shape[0] if rest else 0)
+
+
+def in_units(stacked: Any, period: int) -> Units:
+    """Arrays [n, ...] of stacked layers by whole patterns of `period` layers; cut in two only where one breaks off."""
+    if period == 1:
+        return Units(stacked, None)
+    count = jax.tree.leaves(stacked)[0].shape[0] // period
+    whole = jax.tree.map(lambda x: x[: count * period].reshape(count, period, *x.shape[1:]), stacked)
+    there = jax.tree.leaves(stacked)[0].shape[0] > count * period
+    return Units(whole, jax.tree.map(lambda x: x[count * period :], stacked) if there else None)
+
+
+def scan_units(
+    layers: Sequence[Callable[..., tuple[jax.Array, Any]]], x: jax.Array, units: Units, remat: Remat = lambda f: f
+) -> tuple[jax.Array, Any]:
+    """Run layers one after the other, a whole pattern in each turn of a scan.
+
+    Args:
+        layers: one function a kind, of x and the arrays of its layer; it returns x and what the layer makes besides.
+        x: what the first layer starts from.
+        units: of a tuple of arrays, or of trees of arrays, of all layers.
+        remat: wraps a layer with the rematerialisation policy.
+
+    Returns:
+        What the last layer returns, and what all layers make besides, stacked [n, ...].
+    """
+    if len(layers) == 1:
+        only = remat(layers[0])
+        return jax.lax.scan(lambda x, inputs: only(x, *inputs), x, units.whole)
+
+    def at(place: int) -> Callable[..., tuple[jax.Array, Any]]:
+        # Arrays are taken out of their unit inside of what is computed again: else they would be kept, a copy of each.
+        return remat(lambda x, *unit: layers[place](x, *jax.tree.map(partial(_take, place), unit)))
+
+    def run(x: jax.Array, unit: Any) -> tuple[jax.Array, Any]:
+        made = []
+        for place in range(jax.tree.leaves(unit)[0].shape[0]):
+            x, out = at(place)(x, *unit)
+            made.append(out)
+        return x, jax.tree.map(lambda *outs: jnp.stack(outs), *made)
+
+    x, made = jax.lax.scan(run, x, units.whole)
+    made = jax.tree.map(lambda out: out.reshape(-1, *out.shape[2:]), made)
+    if units.rest is not None:
+        x, last = run(x, units.rest)
+        made = jax.tree.map(lambda *outs: jnp.concatenate(outs), made, last)
+    return x, made
+
+
+def _take(place: int, stacked: jax.Array) -> jax.Array:
+    """One array of a unit [p, ...]; a split is what no rematerialisation policy keeps (see `parallel.remat`)."""
+    return jax.lax.split(stacked, (1,) * stacked.shape[0])[place].reshape(stacked.shape[1:])
 
 
 def run_blocks(
@@ -102,13 +177,21 @@ def run_blocks(
     Returns:
         [B, S, D], and the sums over the layers of the losses that arise inside.
     """
+    return run_units(in_units(blocks, len(context.of_kinds)), x, context, remat, first_layer)
 
-    def layer(x: jax.Array, block: Any, number: jax.Array) -> tuple[jax.Array, Losses]:
+
+def run_units(
+    units: Units, x: jax.Array, context: Context, remat: Remat = lambda f: f, first_layer: jax.Array | int = 0
+) -> tuple[jax.Array, Losses]:
+    """Run blocks that `in_units` has made ready; see `run_blocks`."""
+
+    def layer(of_kind: Context, x: jax.Array, block: Any, number: jax.Array) -> tuple[jax.Array, Losses]:
         keys = None if context.keys is None else layer_keys(context.keys, number + 1)
-        return context.layout.weights(block)(x, context._replace(keys=keys))
+        return context.layout.weights(block)(x, of_kind._replace(keys=keys))
 
-    numbers = first_layer + jnp.arange(jax.tree.leaves(blocks)[0].shape[0])
-    layer = remat(layer)
+    kinds = context.of_kinds
+    numbers = in_units(first_layer + jnp.arange(units.layers(len(kinds))), len(kinds))
+    numbered = Units((units.whole, numbers.whole), None if units.rest is None else (units.rest, numbers.rest))
     with jax.named_scope("layers"):  # the loop's name in profiles and compiled programs
-        x, losses = jax.lax.scan(lambda x, inputs: layer(x, *inputs), x, (blocks, numbers))
+        x, losses = scan_units([partial(layer, of_kind) for of_kind in kinds], x, numbered, remat)
     return x, jax.tree.map(lambda loss: loss.sum(0), losses)

@@ -11,8 +11,17 @@ from megajax.models.layout import Layout
 from megajax.models.rope import Angles
 
 
+class Kind(NamedTuple):
+    """All that layers of one kind have of their own."""
+
+    window: int | None = None
+    """See `Pattern`."""
+    angles: Angles | None = None
+    """Rotary angles of every position."""
+
+
 class Context(NamedTuple):
-    """Passed down unchanged, but for the dropout keys, which each layer derives for itself."""
+    """Passed down unchanged, but for what a layer has of its own: dropout keys, and window and angles by its kind."""
 
     layout: Layout
     """Where the maths touches the mesh."""
@@ -28,3 +37,12 @@ class Context(NamedTuple):
     """Attention bias of all blocks."""
     memory: tuple[jax.Array, jax.Array | None] | None = None
     """Encoder output [B, S, D] and its segments [B, S], which the blocks of a decoder look at."""
+    window: int | None = None
+    """See `Pattern`."""
+    kinds: tuple[Kind, ...] = ()
+    """Kinds of layers, from the first on and again and again; none: all layers have `window` and `angles`."""
+
+    @property
+    def of_kinds(self) -> tuple[Context, ...]:
+        """The context of every kind of layer."""
+        return tuple(self._replace(window=kind.window, angles=kind.angles) for kind in self.kinds) or (self,)

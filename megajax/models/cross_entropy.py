@@ -78,6 +78,7 @@ def chunked_loss(
     with_gradients: bool,
     bias: jax.Array | None = None,
     transposed: bool = False,
+    softcap: float | None = None,
 ) -> LinearLoss:
     """Sum of weighted token losses and, if asked for, its gradients, one chunk of tokens after the other.
 
@@ -91,6 +92,7 @@ def chunked_loss(
         bias: [V] added to the logits.
         transposed: the head is [D, V], and so is its gradient: gathered along D, and to be scattered along D, they lie
             like this, and would otherwise be copied.
+        softcap: see `capped`.
     """
     matrix = "dv" if transposed else "vd"
     tokens, chunk = x.shape[0], chunk_size(x.shape[0], head.shape[matrix.index("v")])
@@ -100,12 +102,15 @@ def chunked_loss(
         logits = jnp.einsum(f"cd,{matrix}->cv", x, head, preferred_element_type=jnp.float32)
         if bias is not None:
             logits += bias
+        logits = capped(logits, softcap)
         losses, probabilities, one_hot = loss_fn(logits, labels)
         loss = jnp.sum(jnp.where(weights == 0, 0.0, losses * weights))
         if not with_gradients:
             return sums, (loss, x[:, :0])
         dhead, dbias = sums
         dlogits = (probabilities - one_hot) * weights[:, None]
+        if softcap is not None:
+            dlogits *= 1 - jnp.square(logits / softcap)  # the derivative of tanh
         if dbias is not None:
             dbias += dlogits.sum(axis=0)
         dlogits = dlogits.astype(x.dtype)
@@ -132,6 +137,11 @@ def chunked_loss(
     return LinearLoss(losses.sum(), dx.reshape(count * chunk, -1)[:tokens], dhead, dbias)
 
 
+def capped(logits: jax.Array, softcap: float | None) -> jax.Array:
+    """Return c tanh(logits / c) for a cap c (Gemma 2: 2408.00118 §2), or logits as they are without one."""
+    return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
+
+
 def chunk_size(tokens: int, vocab: int) -> int:
     """Tokens of a chunk: as few, equal chunks as keep the logits within CHUNK_LOGITS."""
     limit = max(1, CHUNK_LOGITS // vocab)
@@ -139,7 +149,7 @@ def chunk_size(tokens: int, vocab: int) -> int:
     return -(-tokens // chunks)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 6))
 def linear_cross_entropy(
     x: jax.Array,
     head: jax.Array,
@@ -147,6 +157,7 @@ def linear_cross_entropy(
     weights: jax.Array,
     vocab_size: int,
     bias: jax.Array | None = None,
+    softcap: float | None = None,
 ) -> jax.Array:
     """Sum over tokens of weight x cross-entropy of softmax(x head^T + bias), scalar fp32.
 
@@ -157,8 +168,9 @@ def linear_cross_entropy(
         weights: [B, S] fp32 loss mask (times the loss scale under fp16).
         vocab_size: ids that count.
         bias: [V] of the head.
+        softcap: see `capped`.
     """
-    return _local(x, head, labels, weights, vocab_size, bias, with_gradients=False).loss
+    return _local(x, head, labels, weights, vocab_size, bias, softcap, with_gradients=False).loss
 
 
 def _local(
@@ -168,20 +180,22 @@ def _local(
     weights: jax.Array,
     vocab_size: int,
     bias: jax.Array | None,
+    softcap: float | None,
     with_gradients: bool,
 ) -> LinearLoss:
     loss_fn = partial(token_losses, columns=jnp.arange(head.shape[0]), vocab_size=vocab_size)
     flat = x.reshape(-1, x.shape[-1])
-    return chunked_loss(flat, head, labels.reshape(-1), weights.reshape(-1), loss_fn, with_gradients, bias)
+    labels, weights = labels.reshape(-1), weights.reshape(-1)
+    return chunked_loss(flat, head, labels, weights, loss_fn, with_gradients, bias, softcap=softcap)
 
 
-def _forward(x, head, labels, weights, vocab_size, bias):  # type: ignore[no-untyped-def]
-    out = _local(x, head, labels, weights, vocab_size, bias, with_gradients=True)
+def _forward(x, head, labels, weights, vocab_size, bias, softcap):  # type: ignore[no-untyped-def]
+    out = _local(x, head, labels, weights, vocab_size, bias, softcap, with_gradients=True)
     gradients = jax.tree.map(lambda g, weights: g.astype(weights.dtype), (out.dhead, out.dbias), (head, bias))
     return out.loss, (out.dx.reshape(x.shape), *gradients)
 
 
-def _backward(vocab_size, gradients, cotangent):  # type: ignore[no-untyped-def]
+def _backward(vocab_size, softcap, gradients, cotangent):  # type: ignore[no-untyped-def]
     dx, dhead, dbias = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
     return dx, dhead, None, None, dbias
 

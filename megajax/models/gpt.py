@@ -1,4 +1,4 @@
-"""The decoder-only transformer: GPT-2/3, LLaMA, Mistral, Qwen, BLOOM and mixtures are switches of the same module.
+"""The decoder: GPT-2/3, LLaMA, Mistral, Qwen, Gemma, BLOOM and mixtures are switches of the same module.
 
 Shapes: B batch, S sequence, D embed, V padded vocabulary, P positions.
 """
@@ -13,13 +13,14 @@ from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
 from megajax.models.attention_kernels import alibi
 from megajax.models.block import run_blocks, stack_blocks
-from megajax.models.context import Context
+from megajax.models.context import Context, Kind
+from megajax.models.cross_entropy import capped
 from megajax.models.init import normal
 from megajax.models.layout import Layout, Table
 from megajax.models.losses import Losses
 from megajax.models.model import Batch, Model, RowArray, vocabulary_table
 from megajax.models.norm import Norm
-from megajax.models.rope import rope_angles
+from megajax.models.rope import Angles, rope_angles
 
 
 class Gpt(Model):
@@ -55,7 +56,16 @@ class Gpt(Model):
         angles = rope_angles(batch["positions"], config) if config.positions == "rope" else None
         bias = alibi(config.num_heads) if config.positions == "alibi" else None
         weights = batch.get("weights") if config.experts else None
-        return Context(layout, batch.get("segment_ids"), angles, keys, weights, bias)
+        context = Context(layout, batch.get("segment_ids"), angles, keys, weights, bias, window=config.window)
+        return context._replace(kinds=self._kinds(batch, angles))
+
+    def _kinds(self, batch: Batch, angles: Angles | None) -> tuple[Kind, ...]:
+        """The layer pattern with what its layers need to know of a batch."""
+        config = self.config
+        kinds = {"global": Kind(None, angles), "local": Kind(config.window, angles)}
+        if config.rope_local_base is not None:
+            kinds["local"] = Kind(config.window, rope_angles(batch["positions"], config, local=True))
+        return tuple(kinds[name] for name in config.layer_pattern)
 
     def embed(self, batch: Batch, context: Context) -> jax.Array:
         """Tokens [B, S] -> residual stream [B, S, D]."""
@@ -63,6 +73,8 @@ class Gpt(Model):
         if self.config.positions == "learned":
             tables.append((self.position_embedding[...], batch["positions"], "positions"))
         x = context.layout.lookup(*tables)
+        if self.config.embedding_scale:
+            x *= jnp.asarray(self.config.hidden_size**0.5, x.dtype)
         if self.config.embedding_norm:
             x = self.embedding_norm(x)
         return self.drop_embedding(x, context)
@@ -74,13 +86,14 @@ class Gpt(Model):
     def head_losses(self, x: jax.Array, batch: Batch, context: Context) -> Losses:
         """Cross-entropy of the next token."""
         x = self.final_norm(x)
-        cross_entropy = context.layout.cross_entropy
-        return {"lm loss": cross_entropy(x, self.output_matrix, batch["labels"], batch["weights"], self.vocab_size)}
+        of_head = (self.output_matrix, batch["labels"], batch["weights"], self.vocab_size)
+        return {"lm loss": context.layout.cross_entropy(x, *of_head, softcap=self.config.logit_softcap)}
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Hidden states [..., D] -> fp32 logits [..., vocab_size] of the ids that count."""
         logits = jnp.einsum("...d,vd->...v", x, self.output_matrix, preferred_element_type=jnp.float32)
-        return logits[..., : self.vocab_size]  # not the table: a slice of that would gather it over `tensor`
+        logits = logits[..., : self.vocab_size]  # not the table: a slice of that would gather it over `tensor`
+        return capped(logits, self.config.logit_softcap)
 
     @property
     def output_matrix(self) -> jax.Array:

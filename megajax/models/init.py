@@ -30,9 +30,9 @@ def zeros(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
     return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes, role="bias")
 
 
-def norm_scale(size: int, axis: str) -> nnx.Param:
-    """The gain of a norm, all ones."""
-    return nnx.Param(jnp.ones((size,), jnp.float32), axes=(axis,), role="norm")
+def norm_scale(size: int, axis: str, value: float = 1.0) -> nnx.Param:
+    """The gain of a norm, all ones unless another value is given."""
+    return nnx.Param(jnp.full((size,), value, jnp.float32), axes=(axis,), role="norm")
 
 
 def norm_bias(size: int, axis: str) -> nnx.Param:

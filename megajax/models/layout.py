@@ -77,9 +77,10 @@ class Layout:
         weights: jax.Array,
         vocab_size: int,
         bias: jax.Array | None = None,
+        softcap: float | None = None,
     ) -> jax.Array:
         """Weighted sum of token losses, scalar fp32; see `linear_cross_entropy`."""
-        return linear_cross_entropy(x, head, labels, weights, vocab_size, bias)
+        return linear_cross_entropy(x, head, labels, weights, vocab_size, bias, softcap)
 
 
 def attend(
@@ -93,4 +94,4 @@ def attend(
 ) -> jax.Array:
     """Attention of queries and keys that stand at the given places, in the given documents (None: in one)."""
     bias = None if pattern.bias is None else pattern.bias(*places)
-    return xla_attention(q, k, v, pattern.visible(*places, *segments), drop, bias, pattern.scale)
+    return xla_attention(q, k, v, pattern.visible(*places, *segments), drop, bias, pattern.scale, pattern.softcap)

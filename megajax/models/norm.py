@@ -17,7 +17,8 @@ class Norm(nnx.Module):
         """`size` and logical `axis` of the dimension that is normalised."""
         self.eps = config.norm_eps
         self.centered = config.norm == "layernorm"
-        self.scale = norm_scale(size, axis)
+        self.plus_one = config.norm_plus_one
+        self.scale = norm_scale(size, axis, 0.0 if self.plus_one else 1.0)
         if self.centered:
             self.bias = norm_bias(size, axis)
 
@@ -27,7 +28,8 @@ class Norm(nnx.Module):
         if self.centered:
             y = y - jnp.mean(y, axis=-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.eps)
-        y = y * self.scale[...].astype(jnp.float32)
+        scale = self.scale[...].astype(jnp.float32)
+        y = y * (1 + scale if self.plus_one else scale)
         if self.centered:
             y = y + self.bias[...].astype(jnp.float32)
         return y.astype(x.dtype)

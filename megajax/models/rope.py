@@ -6,6 +6,7 @@ Shapes: B batch, S sequence, H head dim, R rotated dims (a share of H).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,13 @@ from megajax.config.model import ModelConfig
 Angles = tuple[jax.Array, jax.Array]
 
 
-def rope_angles(positions: jax.Array, config: ModelConfig) -> Angles:
-    """Cosine and sine [B, S, 1, R / 2] of position x frequency, always fp32 (bf16 cannot tell 256 from 257)."""
+def rope_angles(positions: jax.Array, config: ModelConfig, *, local: bool = False) -> Angles:
+    """Cosine and sine [B, S, 1, R / 2] of position x frequency, always fp32 (bf16 cannot tell 256 from 257).
+
+    Local layers may have a base of their own, which no factor scales.
+    """
+    if local and config.rope_local_base is not None:
+        config = replace(config, rope_base=config.rope_local_base, rope_scaling_factor=None)
     angle = positions.astype(jnp.float32)[:, :, None, None] * rope_frequencies(config)
     return jnp.cos(angle), jnp.sin(angle)
 

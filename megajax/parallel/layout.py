@@ -145,9 +145,10 @@ class MeshLayout(Layout):
         weights: jax.Array,
         vocab_size: int,
         bias: jax.Array | None = None,
+        softcap: float | None = None,
     ) -> jax.Array:
         """See `Vocabulary.cross_entropy`."""
-        return self.vocabulary.cross_entropy(x, head, labels, weights, vocab_size, bias)
+        return self.vocabulary.cross_entropy(x, head, labels, weights, vocab_size, bias, softcap)
 
 
 def conjugate(x: jax.Array, forward: PartitionSpec, backward: PartitionSpec) -> jax.Array:

@@ -41,9 +41,10 @@ def all_but_weights(primitive: Any, *inputs: Any, **parameters: Any) -> bool:
 
     A view costs nothing to take again, and to keep the one before the named weights would be to keep the weights. What
     was gathered for a layer (weights over `fsdp`, its input over `tensor`) is gathered again, as Megatron-LM does. Who
-    sees whom follows from places and segments: of it a pipeline would keep [N, S, S] in every slot.
+    sees whom follows from places and segments: of it a pipeline would keep [N, S, S] in every slot. A split takes the
+    weights of a layer out of those of a pattern.
     """
-    if primitive.name in ("reshape", "broadcast_in_dim", "sharding_constraint"):
+    if primitive.name in ("reshape", "split", "broadcast_in_dim", "sharding_constraint"):
         return False
     if primitive.name in ("ge", "lt", "eq", "and", "sub") and not jnp.issubdtype(inputs[0].dtype, jnp.floating):
         return False

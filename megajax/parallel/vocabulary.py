@@ -104,6 +104,7 @@ class Vocabulary:
         weights: jax.Array,
         vocab_size: int,
         bias: jax.Array | None = None,
+        softcap: float | None = None,
     ) -> jax.Array:
         """Sum over this replica's tokens of weight x cross-entropy; shapes as in `models.cross_entropy`."""
         at_rest = self.rules.at_rest(("vocab", "embed"), AUTO_AXES)
@@ -122,7 +123,7 @@ class Vocabulary:
             )
             flat = x.reshape(-1, x.shape[-1])
             labels, weights = labels.reshape(-1), weights.reshape(-1)
-            out = chunked_loss(flat, head, labels, weights, loss_fn, with_gradients, bias, transposed=scattered)
+            out = chunked_loss(flat, head, labels, weights, loss_fn, with_gradients, bias, scattered, softcap)
             out = out._replace(loss=self.net.psum(out.loss, "fsdp", "expert", "context"))
             if not with_gradients:
                 return out

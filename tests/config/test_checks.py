@@ -153,6 +153,16 @@ def test_sequence_parallelism_cuts_the_sequence():
     accept("data.seq_length=1022", "parallel.tensor=4", "parallel.sequence_parallel=false")
 
 
+def test_stages_hold_whole_patterns():
+    words = ["model.num_layers=12", "model.window=8", "model.layer_pattern=[local,local,global]"]
+    message = refusal(*words, "parallel.pipe=3", "parallel.chunks=2")
+    assert "model.layer_pattern has 3 layers, and a stage of parallel.pipe 3 x parallel.chunks 2 has 2" in message
+    accept(*words, "parallel.pipe=2", "parallel.chunks=2")
+    accept(*words[1:], "model.num_layers=13", "parallel.pipe=1")
+    message = refusal("model.window=8", "model.layer_pattern=[local,local]")
+    assert message == "model.layer_pattern has local layers only: leave it empty, and model.window set"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

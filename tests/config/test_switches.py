@@ -33,13 +33,16 @@ MODELS = {
     "mixture": "model.experts=4 model.bias=false model.shared_ffn_size=16",
     "bert": "model.family=bert",
     "t5": T5,
+    "gemma": "model.positions=rope model.window=3 model.layer_pattern=[local,global] model.rope_local_base=100",
 }
 OTHERS = {
     "family": "", "num_layers": "4", "encoder_layers": "3", "hidden_size": "64", "num_heads": "2", "num_kv_heads": "2",
     "head_dim": "16", "ffn_hidden_size": "64", "max_positions": "64", "vocab_size": "400", "vocab_multiple": "96",
     "positions": "none", "position_offset": "2", "rope_base": "500", "rope_fraction": "0.5", "rope_scaling_factor": "4",
     "rope_low_frequency": "2", "rope_high_frequency": "8", "rope_original_positions": "16", "relative_buckets": "16",
-    "relative_max_distance": "64", "window": "4", "attention_scale": "0.5", "norm": "rmsnorm", "norm_placement": "post",
+    "relative_max_distance": "64", "window": "4", "attention_scale": "0.5", "norm_plus_one": "true",
+    "rope_local_base": "500", "layer_pattern": "[global,local]", "attention_softcap": "4", "logit_softcap": "4",
+    "branch_norm": "true", "embedding_scale": "true", "norm": "rmsnorm", "norm_placement": "post",
     "embedding_norm": "true", "norm_eps": "1e-3", "activation": "relu", "head_activation": "gelu_exact",
     "bias": "false", "qkv_bias": "true", "qk_norm": "true", "tied_head": "false", "token_types": "2",
     "pair_task": "true", "experts": "8", "experts_per_token": "3", "expert_ffn_size": "24", "shared_ffn_size": "32",
@@ -49,7 +52,9 @@ OTHERS = {
 """Another value than any of `MODELS` has, for every key of the model."""
 SAME = {
     ("max_positions", "rope"), ("max_positions", "alibi"), ("max_positions", "t5"),  # how long a sequence may be
+    ("max_positions", "gemma"),
     ("norm", "t5"), ("bias", "rope"), ("bias", "mixture"), ("bias", "t5"), ("qkv_bias", "gpt"), ("qkv_bias", "alibi"),
+    ("qkv_bias", "gemma"),
     ("qkv_bias", "bert"),  # the value that it has already
 }  # fmt: skip
 """Keys of the model that do not change the program of one of `MODELS`."""
@@ -116,7 +121,8 @@ VALUES = {
     "log.sample_tokens": "7",
 } | {f"model.{key}": value for key, value in OTHERS.items()}  # fmt: skip
 RIGHT = {
-    "model.positions": "model.positions=rope", "model.rope_scaling_factor": MODELS["rope"],
+    "model.window": "model.window=4", "model.layer_pattern": MODELS["gemma"], "model.positions": MODELS["gemma"],
+    "model.rope_scaling_factor": MODELS["rope"],
     "model.experts": "model.experts=4 model.bias=false", "model.shared_ffn_size": MODELS["mixture"],
     "data.fim_rate": "data.fim_rate=0.5", "train.precision": "train.precision=fp16",
     "health.spike_factor": "health.spike_factor=3", "health.policy": "health.policy=skip",
@@ -124,7 +130,7 @@ RIGHT = {
     "optim.warmup_samples=20", "optim.warmup_fraction": "optim.warmup_fraction=0.1",
     "loss_scale.constant": "train.precision=fp16", "log.sample_prompt": "log.sample_prompt=5",
 }  # fmt: skip
-FAMILIES = {"gpt": "", "bert": MODELS["bert"], "t5": T5}
+FAMILIES = {"gpt": "model.window=4", "bert": MODELS["bert"], "t5": T5}
 
 
 def right(key: str, value: str | None) -> str:
@@ -143,7 +149,8 @@ def wrong(key: str, values: tuple[str | None, ...]) -> str:
     rule = "optim.name=sgd" if "lion" in values else "optim.name=lion"
     style = f"optim.decay_style={'linear' if values == ('wsd',) else 'constant'}"
     return {
-        "optim.name": rule, "model.positions": "model.positions=none", "optim.decay_style": style,
+        "optim.name": rule, "model.layer_pattern": "model.positions=rope",
+        "model.positions": "model.positions=none", "optim.decay_style": style,
         "loss_scale.constant": "train.precision=fp16 loss_scale.constant=8",
     }.get(key, "")  # fmt: skip
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import pytest
 
+from megajax.config import load_config
 from megajax.config.model import ModelConfig
 from megajax.costs.flops import budget, count_flops, flops_per_token
 from megajax.costs.hardware import find_gpu, table_peak
@@ -204,6 +205,17 @@ def test_peak_of_a_cpu_is_measured_and_shared_by_simulated_devices():
 def test_peak_given_by_the_user_wins():
     assert device_peak(jax.devices()[0], "bf16", override_tflops=100).flops == 1e14
     assert device_peak(jax.devices()[0], "bf16", override_tflops=0).flops is None
+
+
+def test_local_and_global_layers_are_charged_each():
+    """Gemma 2 2B at 8192: local layers see 4096 - 4096^2 / 16384 = 3072 keys on average, global ones 4096; 13 of each,
+    8 heads of 256, 4 FLOPs a score and unit. Five layers of a pattern of two: three local ones.
+    """
+    shape = load_config("models/gemma2_2b.yaml").config.model
+    core = count_flops(shape, 1, 8192, "causal").core
+    assert core == 13 * (3072 + 4096) * 8192 * 4 * 8 * 256
+    core = count_flops(replace(shape, num_layers=5), 1, 8192, "causal").core
+    assert core == pytest.approx((3 * 3072 + 2 * 4096) * 8192 * 4 * 8 * 256, abs=1)
 
 
 def test_window_bounds_the_keys_that_are_seen():

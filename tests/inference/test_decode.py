@@ -19,16 +19,18 @@ from megajax.models.gpt import Gpt
 from megajax.models.layout import Layout
 from megajax.models.parameters import cast
 from megajax.models.t5 import T5
-from tests.models.tiny import GPT, LLAMA, batch_of, filled, forward, random_model, random_tokens
+from tests.models.tiny import GEMMA, GPT, LLAMA, batch_of, filled, forward, random_model, random_tokens
 
 GREEDY = Sampling(temperature=0.0)
 SWITCHED = {
     "window": replace(LLAMA, window=3),
     "alibi": replace(GPT, positions="alibi", embedding_norm=True, tied_head=True),
     "scale": replace(LLAMA, attention_scale=0.7, qk_norm=True, activation="geglu"),
+    "pattern": replace(GEMMA, num_layers=5, qk_norm=True),
     "mixture": replace(LLAMA, experts=4, shared_ffn_size=8),
 }
-"""Attention of Mistral and BLOOM, experts of Mixtral, and other switches that decoding has to follow."""
+"""Attention of Mistral and BLOOM, layers of Gemma (the last one breaks the pattern off), experts of Mixtral, and other
+switches that decoding has to follow."""
 T5_TINY = replace(
     LLAMA, family="t5", positions="relative", num_kv_heads=None, attention_scale=1.0, activation="relu", tied_head=True,
     encoder_layers=1, relative_buckets=8, relative_max_distance=16,

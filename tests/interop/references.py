@@ -23,6 +23,10 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8,
 }  # fmt: skip
+GEMMA = GROUPED | {
+    "num_hidden_layers": 5, "head_dim": 8, "query_pre_attn_scalar": 6, "sliding_window": 4,
+    "final_logit_softcapping": 3.0,
+}  # fmt: skip
 QWEN_MOE = MIXTURE | {"num_experts": 4, "moe_intermediate_size": 12}
 GPT2 = {"vocab_size": V, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16, **TOKENS}
 T5 = {"vocab_size": V, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 4}
@@ -45,6 +49,8 @@ MODELS: dict[str, Callable[[], Any]] = {
     "mixtral": lambda: t.MixtralForCausalLM(t.MixtralConfig(**MIXTURE, num_local_experts=4)),
     "qwen2-moe": lambda: t.Qwen2MoeForCausalLM(t.Qwen2MoeConfig(**QWEN_MOE, shared_expert_intermediate_size=20)),
     "qwen3-moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**QWEN_MOE, head_dim=8, norm_topk_prob=True)),
+    "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**GEMMA, attn_logit_softcapping=2.0)),
+    "gemma3": lambda: t.Gemma3ForCausalLM(t.Gemma3TextConfig(**GEMMA | {"num_hidden_layers": 8})),
     "bloom": lambda: t.BloomForCausalLM(t.BloomConfig(vocab_size=V, hidden_size=16, n_layer=2, n_head=4, **TOKENS)),
     "bert": lambda: t.BertForPreTraining(t.BertConfig(**SHAPE)),
     "bert-without-pairs": lambda: t.BertForMaskedLM(t.BertConfig(**SHAPE, hidden_act="gelu_new")),

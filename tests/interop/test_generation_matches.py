@@ -15,7 +15,7 @@ from megajax.interop.hf.transfer import import_model
 
 pytestmark = pytest.mark.needs("torch", "transformers")
 
-NAMES = ["gpt2", "llama", "llama-3.1", "mistral", "qwen2", "qwen3", "mixtral", "qwen2-moe", "bloom"]
+NAMES = ["gpt2", "llama", "llama-3.1", "mistral", "qwen2", "qwen3", "mixtral", "qwen2-moe", "gemma2", "gemma3", "bloom"]
 PROMPTS = ["3 4 5 6 7", "11", "20 21 22", "48 30 30 31 7 7 40"]
 
 

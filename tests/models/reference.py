@@ -5,6 +5,7 @@ Shapes: B batch, S sequence, D embed, N heads, K kv heads, H head dim, F mlp, V 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -29,21 +30,40 @@ def _row(w: Weights, c: ModelConfig, tokens: Array, positions: Array, segments: 
     x = w["word_embedding"][tokens]
     if c.positions == "learned":
         x = x + w["position_embedding"][positions]
+    if c.embedding_scale:
+        x = x * np.sqrt(c.hidden_size)
     if c.embedding_norm:
         x = norm(x, w, "embedding_norm", c)
     for number in range(c.num_layers):
         layer = {name.removeprefix("blocks."): value[number] for name, value in w.items() if name.startswith("blocks.")}
-        x = x + attention_layer(norm(x, layer, "attention_norm", c), layer, c, positions, segments)
-        x = x + mlp(norm(x, layer, "mlp_norm", c), layer, c.activation)
+        attended = attention_layer(norm(x, layer, "attention_norm", c), layer, of_layer(c, number), positions, segments)
+        x = x + (norm(attended, layer, "attention_branch_norm", c) if c.branch_norm else attended)
+        fed = mlp(norm(x, layer, "mlp_norm", c), layer, c.activation)
+        x = x + (norm(fed, layer, "mlp_branch_norm", c) if c.branch_norm else fed)
     head = w["word_embedding"] if c.tied_head else w["head"]
-    return norm(x, w, "final_norm", c) @ head[: c.vocab_size].T
+    return capped(norm(x, w, "final_norm", c) @ head[: c.vocab_size].T, c.logit_softcap)
+
+
+def of_layer(c: ModelConfig, number: int) -> ModelConfig:
+    """Window and rotary embedding of one layer, as if all layers had them."""
+    if not c.layer_pattern:
+        return c
+    alone = replace(c, layer_pattern=(), rope_local_base=None)
+    if c.layer_pattern[number % len(c.layer_pattern)] == "global":
+        return replace(alone, window=None)
+    return replace(alone, rope_base=c.rope_local_base or c.rope_base)
+
+
+def capped(x: Array, cap: float | None) -> Array:
+    """Between -cap and cap."""
+    return cap * np.tanh(x / cap) if cap else x
 
 
 def norm(x: Array, w: Weights, name: str, c: ModelConfig) -> Array:
     """LayerNorm or RMSNorm of the last dimension."""
     if c.norm == "layernorm":
         x = x - x.mean(axis=-1, keepdims=True)
-    x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + c.norm_eps) * w[f"{name}.scale"]
+    x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + c.norm_eps) * (w[f"{name}.scale"] + c.norm_plus_one)
     return x + w.get(f"{name}.bias", 0)
 
 
@@ -99,6 +119,7 @@ def attend(q: Array, k: Array, v: Array, segments: Array, c: ModelConfig) -> Arr
         first = max(0, s + 1 - c.window) if c.window else 0
         seen = [t for t in range(first, s + 1) if segments[t] == segments[s]]
         scores = np.array([q[s, n] @ k[t, head] for t in seen]) * (c.attention_scale or 1 / np.sqrt(q.shape[2]))
+        scores = capped(scores, c.attention_softcap)
         if c.positions == "alibi":
             scores -= SLOPES[q.shape[1]][n] * (s - np.array(seen))
         probabilities = np.exp(scores - scores.max())

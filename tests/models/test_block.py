@@ -1,16 +1,18 @@
 """Stacked blocks are the blocks one after the other, in a program that does not grow with them."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from megajax.models.block import Block, run_blocks, stack_blocks
+from megajax.models.block import Block, in_units, run_blocks, run_units, stack_blocks
 from megajax.models.context import Context
 from megajax.models.gpt import Gpt
 from megajax.models.layout import Layout
-from tests.models.tiny import GPT, batch_of, random_model, random_tokens
+from megajax.parallel.remat import remat_policy
+from tests.models.tiny import GEMMA, GPT, batch_of, random_model, random_tokens
 
 
 @jax.jit
@@ -27,6 +29,32 @@ def test_scan_runs_one_block_after_the_other():
     for number in range(GPT.num_layers):
         x = one_block(jax.tree.map(lambda w, number=number: w[number], blocks), x)
     np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-5)
+
+
+def test_pattern_keeps_no_copy_of_the_weights():
+    """The backward pass of layers in a pattern keeps the stacked weights themselves, and beside them activations only:
+    as many bytes as one that has no pattern.
+    """
+
+    def kept(config, policy):
+        model = jax.eval_shape(lambda: Gpt(jax.random.key(0), config))
+        batch = batch_of(random_tokens(2, 4), labels=random_tokens(2, 4), weights=np.ones((2, 4), np.float32))
+
+        def residuals(blocks, x):
+            context = random_model(config).context(batch, Layout(), keys=None)
+            units = in_units(blocks, len(context.of_kinds))
+            run = partial(run_units, context=context, remat=remat_policy(policy))
+            leaves = jax.tree.leaves(jax.vjp(run, units, x)[1])
+            known = [*jax.tree.leaves(units), *jax.tree.leaves(context.kinds), *jax.tree.leaves(context.angles)]
+            return [leaf for leaf in leaves if not any(leaf is other for other in known)]
+
+        x = jax.ShapeDtypeStruct((2, 4, 16), jnp.float32)
+        made = jax.eval_shape(residuals, model.blocks, x)
+        return sum(leaf.size for leaf in made if leaf.size > 4 * 4 * 4)
+
+    plain = replace(GEMMA, layer_pattern=(), rope_local_base=None)
+    for policy in ("none", "selective", "full"):
+        assert 0 < kept(GEMMA, policy) <= kept(plain, policy)
 
 
 def test_stack_has_the_structure_of_a_block():

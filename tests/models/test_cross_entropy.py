@@ -18,9 +18,11 @@ from megajax.models.cross_entropy import chunk_size, linear_cross_entropy, token
 B, S, D, V, VOCAB = 2, 6, 5, 16, 11
 
 
-def naive(x, head, labels, weights, bias=None):
+def naive(x, head, labels, weights, bias=None, softcap=None):
     """Sum over tokens of weight x (log of the sum of exponentials - logit of the label), padding left out."""
     logits = jnp.einsum("bsd,vd->bsv", x, head[:VOCAB]) + (0 if bias is None else bias[:VOCAB])
+    if softcap is not None:
+        logits = softcap * jnp.tanh(logits / softcap)
     target = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jnp.sum(weights * (jax.nn.logsumexp(logits, axis=-1) - target))
 
@@ -62,17 +64,20 @@ def test_loss_and_gradients(chunk):
     assert not dhead[VOCAB:].any(), "padding"
 
 
-def test_head_with_a_bias(chunk):
-    """One that goes from -5 to 5, so that it decides between ids; its padding has no gradient."""
+@pytest.mark.parametrize("softcap", [None, 4.0])
+def test_head_with_a_bias(chunk, softcap):
+    """One that goes from -5 to 5, so that it decides between ids; its padding has no gradient. Logits reach 15, so that
+    a cap of 4 counts.
+    """
     x, head, labels, weights = inputs()
     bias = np.linspace(-5, 5, V, dtype=np.float32)
 
     def gradients(loss):
         return jax.jit(jax.value_and_grad(lambda *args: 3 * loss(*args), argnums=(0, 1, 2)))(x, head, bias)
 
-    loss, got = gradients(lambda x, w, b: linear_cross_entropy(x, w, labels, weights, VOCAB, b))
+    loss, got = gradients(lambda x, w, b: linear_cross_entropy(x, w, labels, weights, VOCAB, b, softcap))
 
-    expected, wanted = gradients(lambda x, w, b: naive(x, w, labels, weights, b))
+    expected, wanted = gradients(lambda x, w, b: naive(x, w, labels, weights, b, softcap))
     np.testing.assert_allclose(loss, expected, rtol=2e-6)
     for a, b in zip(got, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

@@ -16,7 +16,7 @@ from megajax.models.gpt import Gpt
 from megajax.models.layout import Layout
 from megajax.models.parameters import cast
 from tests.models import reference
-from tests.models.tiny import GPT, LLAMA, batch_of, forward, random_model, random_tokens
+from tests.models.tiny import GEMMA, GPT, LLAMA, batch_of, forward, random_model, random_tokens
 
 SWITCHES = {
     "gpt": GPT,
@@ -30,6 +30,17 @@ SWITCHES = {
     "exact": replace(GPT, activation="gelu_exact", attention_scale=1.0),
     "relu": replace(GPT, activation="relu"),
     "geglu": replace(LLAMA, activation="geglu"),
+    "gemma": replace(GEMMA, num_layers=5),
+    "gemma-without-caps": replace(
+        GEMMA,
+        num_layers=3,
+        attention_softcap=None,
+        logit_softcap=None,
+        qk_norm=True,
+        norm="layernorm",
+        layer_pattern=("global", "local", "local", "local"),
+    ),
+    "plus-one": replace(GPT, norm_plus_one=True, attention_softcap=3.0, branch_norm=True),
     "no-positions": replace(GPT, positions="none", norm="rmsnorm", qkv_bias=False, qk_norm=True, num_kv_heads=2),
 }
 

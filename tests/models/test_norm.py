@@ -27,6 +27,15 @@ def test_rms_norm_by_hand():
     assert not hasattr(norm, "bias")
 
 
+def test_weights_that_start_at_zero():
+    """The RMS of (3, 4) is 3.5355339; weights 0 change nothing, weights 0.5 and -1 make it 1.5 and 0 times as large."""
+    norm = Norm(2, replace(LLAMA, norm_eps=1e-12, norm_plus_one=True))
+    np.testing.assert_array_equal(norm.scale[...], [0, 0])
+    np.testing.assert_allclose(norm(jnp.array([3.0, 4.0])), [0.8485281, 1.1313708], rtol=1e-6)
+    norm.scale[...] = jnp.array([0.5, -1.0])
+    np.testing.assert_allclose(norm(jnp.array([3.0, 4.0])), [1.2727922, 0.0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("config", [GPT, LLAMA], ids=["layernorm", "rmsnorm"])
 def test_bf16_input_is_normalised_in_fp32(config):
     """On an offset of 1000, where neighbouring bf16 numbers are 4 apart, bf16 sums would be off in the first digit."""

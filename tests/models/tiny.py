@@ -20,6 +20,13 @@ LLAMA = ModelConfig(
     num_layers=2, hidden_size=16, num_heads=4, num_kv_heads=2, ffn_hidden_size=24, max_positions=16, vocab_size=50,
     positions="rope", norm="rmsnorm", activation="swiglu", bias=False, tied_head=False,
 )  # fmt: skip
+GEMMA = ModelConfig(
+    num_layers=4, hidden_size=16, num_heads=4, num_kv_heads=2, head_dim=8, ffn_hidden_size=24, max_positions=16,
+    vocab_size=50, positions="rope", norm="rmsnorm", activation="geglu", bias=False, layer_pattern=("local", "global"),
+    window=3, rope_local_base=100.0, attention_scale=0.4, attention_softcap=2.0, logit_softcap=3.0, norm_plus_one=True,
+    branch_norm=True, embedding_scale=True,
+)  # fmt: skip
+"""The switches of Gemma 2 and 3 together, but for qk_norm."""
 STYLES = {"gpt": GPT, "llama": LLAMA}
 
 

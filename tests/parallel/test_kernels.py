@@ -38,6 +38,7 @@ CALLS: dict[Need, Call] = {
     "later keys": (Pattern(causal=False), None, None),
     "window": (Pattern(window=2), None, None),
     "scale": (Pattern(scale=1.0), None, None),
+    "softcap": (Pattern(softcap=30.0), None, None),
     "bias": (Pattern(bias=alibi(2)), None, None),
     "dropout": (Pattern(), None, lambda probabilities: probabilities),
 }
@@ -105,6 +106,10 @@ KINDS = {
     ),
     "window": ("model.window=4", {"sample_ids"}, NEEDS["window"]),
     "scale": ("model.attention_scale=0.5", {"sample_ids"}, NEEDS["scale"]),
+    "softcap": ("model.attention_softcap=30", {"sample_ids"}, NEEDS["softcap"]),
+    "local and global": (
+        "model.window=4 model.layer_pattern=[global,local]", {"sample_ids"}, NEEDS["window"],
+    ),
     "alibi": ("model.positions=alibi", {"sample_ids", "positions"}, NEEDS["bias"]),
     "no positions": ("model.positions=none", {"sample_ids", "positions"}, PLAIN),
     "mixture": ("model.experts=4 model.bias=false data.kind=instruction", {"sample_ids"}, NEEDS["segments"]),
@@ -148,6 +153,7 @@ def test_the_step_of_a_gpu_uses_every_array_of_its_batch(kind: str) -> None:
         ("train.attention=ring", "ring cannot run: there is one context shard"),
         (f"train.attention=ring parallel.context=2 {DROPOUT}", f"ring cannot run: {NEEDS['dropout']}"),
         ("train.attention=ring parallel.context=2 model.positions=alibi", f"ring cannot run: {NEEDS['bias']}"),
+        ("train.attention=ring parallel.context=2 model.attention_softcap=30", f"ring cannot run: {NEEDS['softcap']}"),
         ("train.attention=ring parallel.context=2 model.family=bert", f"ring cannot run: {NEEDS['later keys']}"),
     ],
 )

@@ -16,7 +16,18 @@ from tests.harness import GPT, LLAMA, Outcome, tiny_config, train_layout
 
 DROPOUT = replace(GPT, num_layers=4, hidden_dropout=0.1, attention_dropout=0.1)
 NINE = replace(LLAMA, num_layers=4, num_heads=9, num_kv_heads=3, hidden_size=72)
-MODELS = {"gpt": DROPOUT, "llama": replace(LLAMA, num_layers=4), "nine": NINE, "odd": replace(GPT, max_positions=33)}
+GEMMA = replace(
+    LLAMA, num_layers=4, window=5, layer_pattern=("local", "global"), rope_local_base=100.0, attention_softcap=2.0,
+    logit_softcap=3.0, norm_plus_one=True, branch_norm=True, embedding_scale=True, qk_norm=True, tied_head=True,
+    hidden_dropout=0.1,
+)  # fmt: skip
+MODELS = {
+    "gemma": GEMMA,
+    "gpt": DROPOUT,
+    "llama": replace(LLAMA, num_layers=4),
+    "nine": NINE,
+    "odd": replace(GPT, max_positions=33),
+}
 OPTIM = OptimConfig(lr=1e-3, decay_style="constant", weight_decay=0.1)
 LAYOUTS = {
     # model and name: (mesh, micro batch size); 8 samples a step, so accumulation is 8 / (micro x data x fsdp)
@@ -37,6 +48,8 @@ LAYOUTS = {
     "nine pipe-2 tensor-2 whole-heads": ({"pipe": 2, "tensor": 2, "whole_heads": True}, 2),
     "odd fsdp-2 tensor-4": ({"fsdp": 2, "tensor": 4}, 4),
     "odd pipe-2 tensor-2 no-sequence-parallel": ({"pipe": 2, "tensor": 2, "sequence_parallel": False}, 2),
+    "gemma pipe-2 fsdp-2 tensor-2": ({"pipe": 2, "fsdp": 2, "tensor": 2}, 1),
+    "gemma data-2 context-2 tensor-2": ({"data": 2, "context": 2, "tensor": 2}, 2),
     "llama pipe-2 chunks-2 data-2 zero": ({"pipe": 2, "chunks": 2, "data": 2, "zero": 1}, 2),
 }  # fmt: skip
 

@@ -101,7 +101,7 @@ BLOOM = Family(
 )
 
 
-_ROPE = {
+ROPE_KEYS = {
     "rope_type": Nullable(str), "type": Nullable(str), "rope_theta": Nullable(float), "factor": Nullable(float),
     "low_freq_factor": Nullable(float), "high_freq_factor": Nullable(float),
     "original_max_position_embeddings": Nullable(int), "partial_rotary_factor": Nullable(float),
@@ -112,8 +112,8 @@ _ROPE = {
 def _read_rope(settings: Settings) -> Mapping[str, Any]:
     """Read the rotary embedding: `rope_parameters` is the newer form of two keys, of which the older form counts."""
     key = "rope_scaling" if settings.get("rope_scaling") else "rope_parameters"
-    rope = Settings(settings.get(key) or {}, _ROPE, within=f"{key}.")
-    if unknown := rope.values.keys() - _ROPE.keys():
+    rope = Settings(settings.get(key) or {}, ROPE_KEYS, within=f"{key}.")
+    if unknown := rope.values.keys() - ROPE_KEYS.keys():
         settings.refuse(key, f"no {sorted(unknown)[0]} there")
     for where in (settings, rope):
         where.only("partial_rotary_factor", None, 1.0)
@@ -136,7 +136,8 @@ def _read_rope(settings: Settings) -> Mapping[str, Any]:
             raise AssertionError
 
 
-def _write_rope(model: ModelConfig) -> Mapping[str, Any]:
+def write_rope(model: ModelConfig) -> Mapping[str, Any]:
+    """Return the keys of the rotary embedding in their older form."""
     scaling = {
         "rope_type": "llama3",
         "factor": model.rope_scaling_factor,
@@ -156,12 +157,11 @@ ROPE = Row(
         "original_max_position_embeddings": Nullable(int),
     },
     _read_rope,
-    _write_rope,
+    write_rope,
     forms=("rope_parameters",),
 )
-SHAPE: Rows = (
-    always(positions="rope", norm="rmsnorm", activation="swiglu"),
-    only("hidden_act", "silu", written=True),
+SIZES: Rows = (
+    always(positions="rope", norm="rmsnorm"),
     field("num_hidden_layers", "num_layers", 32),
     field("hidden_size", "hidden_size", 4096),
     field("num_attention_heads", "num_heads", 32),
@@ -170,26 +170,26 @@ SHAPE: Rows = (
     field("intermediate_size", "ffn_hidden_size", 11008),
     field("max_position_embeddings", "max_positions", 2048),
     field("vocab_size", "vocab_size", 32000),
-    ROPE,
     field("rms_norm_eps", "norm_eps", 1e-6),
     field("tie_word_embeddings", "tied_head", False),
     field("attention_dropout", "attention_dropout", 0.0),
     field("initializer_range", "init_std", 0.02),
 )
+SHAPE: Rows = (always(activation="swiglu"), only("hidden_act", "silu", written=True), *SIZES, ROPE)
 """What LLaMA and its relatives have in common, with LLaMA's defaults."""
-_LLAMA = "model.layers.{layer}"
+LLAMA_LAYER = "model.layers.{layer}"
 WITHOUT_MLP: Table = {
     "word_embedding": {"model.embed_tokens.weight": "V D -> V D"},
-    "blocks.attention_norm.scale": {f"{_LLAMA}.input_layernorm.weight": "D -> D"},
-    **projections("blocks.attention.qkv", *(f"{_LLAMA}.self_attn.{name}_proj" for name in "qkv")),
-    "blocks.attention.q_norm.scale": {f"{_LLAMA}.self_attn.q_norm.weight": "H -> H"},
-    "blocks.attention.k_norm.scale": {f"{_LLAMA}.self_attn.k_norm.weight": "H -> H"},
-    **dense("blocks.attention.out", f"{_LLAMA}.self_attn.o_proj", "D (N H) -> N H D", "D -> D"),
-    "blocks.mlp_norm.scale": {f"{_LLAMA}.post_attention_layernorm.weight": "D -> D"},
+    "blocks.attention_norm.scale": {f"{LLAMA_LAYER}.input_layernorm.weight": "D -> D"},
+    **projections("blocks.attention.qkv", *(f"{LLAMA_LAYER}.self_attn.{name}_proj" for name in "qkv")),
+    "blocks.attention.q_norm.scale": {f"{LLAMA_LAYER}.self_attn.q_norm.weight": "H -> H"},
+    "blocks.attention.k_norm.scale": {f"{LLAMA_LAYER}.self_attn.k_norm.weight": "H -> H"},
+    **dense("blocks.attention.out", f"{LLAMA_LAYER}.self_attn.o_proj", "D (N H) -> N H D", "D -> D"),
+    "blocks.mlp_norm.scale": {f"{LLAMA_LAYER}.post_attention_layernorm.weight": "D -> D"},
     "final_norm.scale": {"model.norm.weight": "D -> D"},
     "head": {"lm_head.weight": "V D -> V D"},
 }
-_MLP = f"{_LLAMA}.mlp"
+_MLP = f"{LLAMA_LAYER}.mlp"
 LLAMA_TABLE: Table = {
     **WITHOUT_MLP,
     **dense("blocks.mlp.fc1", (f"{_MLP}.gate_proj", f"{_MLP}.up_proj"), "F D -> D 1 F", "F -> 1 F"),
@@ -197,7 +197,8 @@ LLAMA_TABLE: Table = {
 }
 
 
-def _llama_like(model_type: str, architecture: str, rows: Rows, table: Table = LLAMA_TABLE) -> Family:
+def llama_like(model_type: str, architecture: str, rows: Rows, table: Table = LLAMA_TABLE) -> Family:
+    """Make a family whose tensors have LLaMA's names, or those of a table made of it."""
     return Family(
         model_type=model_type,
         architecture=lambda _: architecture,
@@ -218,17 +219,17 @@ _BIASES = Row(
     _one_bias,
     lambda model: {"attention_bias": model.bias, "mlp_bias": model.bias},
 )
-LLAMA = _llama_like("llama", "LlamaForCausalLM", (_BIASES, *SHAPE))
+LLAMA = llama_like("llama", "LlamaForCausalLM", (_BIASES, *SHAPE))
 
 _MISTRAL = with_defaults(
     SHAPE, intermediate_size=14336, num_key_value_heads=Nullable(int, 8), max_position_embeddings=131072
 )
-MISTRAL = _llama_like(
+MISTRAL = llama_like(
     "mistral", "MistralForCausalLM", (*_MISTRAL, field("sliding_window", "window", Nullable(int, 4096)))
 )
 
-_MIXTURE = f"{_LLAMA}.block_sparse_moe"
-MIXTRAL = _llama_like(
+_MIXTURE = f"{LLAMA_LAYER}.block_sparse_moe"
+MIXTRAL = llama_like(
     "mixtral",
     "MixtralForCausalLM",
     (
@@ -298,8 +299,8 @@ _QWEN = with_defaults(
     num_key_value_heads=Nullable(int, 32),
     max_position_embeddings=32768,
 )
-QWEN2 = _llama_like("qwen2", "Qwen2ForCausalLM", (*_QWEN, always(qkv_bias=True), _window(first_layers=False)))
-QWEN3 = _llama_like(
+QWEN2 = llama_like("qwen2", "Qwen2ForCausalLM", (*_QWEN, always(qkv_bias=True), _window(first_layers=False)))
+QWEN3 = llama_like(
     "qwen3",
     "Qwen3ForCausalLM",
     (
@@ -329,7 +330,7 @@ QWEN_MIXTURE_TABLE: Table = {
     **dense("blocks.mlp.shared.fc2", f"{_MLP}.shared_expert.down_proj", "D Y -> Y D"),
     "blocks.mlp.shared_gate": {f"{_MLP}.shared_expert_gate.weight": "1 D -> D"},
 }
-QWEN2_MOE = _llama_like(
+QWEN2_MOE = llama_like(
     "qwen2_moe",
     "Qwen2MoeForCausalLM",
     (
@@ -348,7 +349,7 @@ QWEN2_MOE = _llama_like(
     ),
     QWEN_MIXTURE_TABLE,
 )
-QWEN3_MOE = _llama_like(
+QWEN3_MOE = llama_like(
     "qwen3_moe",
     "Qwen3MoeForCausalLM",
     (

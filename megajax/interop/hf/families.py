@@ -11,8 +11,9 @@ from megajax.config.model import ModelConfig
 from megajax.interop.hf.decoders import DECODERS
 from megajax.interop.hf.encoders import ENCODERS
 from megajax.interop.hf.family import WORKED_OUT, Family
+from megajax.interop.hf.gemma import GEMMA2, GEMMA3
 
-ALL = (*DECODERS, *ENCODERS)
+ALL = (*DECODERS, GEMMA2, GEMMA3, *ENCODERS)
 FAMILIES = {family.model_type: family for family in ALL}
 
 
@@ -94,6 +95,7 @@ MODEL_FIELDS = tuple(field.name for field in fields(ModelConfig) if field.name n
 IDLE = {
     "rope_": lambda model: model.positions != "rope",
     "relative_": lambda model: model.positions != "relative",
+    "rope_local_": lambda model: not model.layer_pattern,
     "rope_low_": lambda model: model.rope_scaling_factor is None,
     "rope_high_": lambda model: model.rope_scaling_factor is None,
     "rope_original_": lambda model: model.rope_scaling_factor is None,
@@ -111,5 +113,6 @@ def _architecture(model: ModelConfig) -> dict[str, Any]:
     names = [name for name in MODEL_FIELDS if name == "experts" or not name.startswith(idle)]
     values = {name: getattr(model, WORKED_OUT.get(name, name)) for name in names}
     values["ffn_hidden_size"] = None if model.experts else model.ffn_size or None
+    values["layer_pattern"] = model.layer_kinds if model.layer_pattern else ()
     values["encoder_layers"] = (model.encoder_layers or model.num_layers) if model.family == "t5" else None
     return values

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from megajax.models.block import Block, Remat, run_blocks
+from megajax.models.block import Block, Remat, Units, in_units, run_blocks, run_units
 from megajax.models.context import Context
 from megajax.models.losses import Losses, add, coefficients, objective
 from megajax.models.model import Batch, Model
@@ -182,7 +182,7 @@ class Executor:
         cotangent = jnp.where(slot.valid, flow.gradient, jnp.nan) if self.poison else flow.gradient
         gradients, dx = call.pull(stored)((cotangent, self._factors(flow.inside)))
         sums = [
-            total.at[slot.chunk].add(jnp.where(slot.valid, g, 0).astype(jnp.float32))
+            total.at[slot.chunk].add(jnp.where(slot.valid, g, 0).astype(jnp.float32).reshape(total.shape[1:]))
             for total, g in zip(flow.block_sums, jax.tree.leaves(gradients), strict=True)
         ]
         flow = flow._replace(gradient=dx, block_sums=sums)
@@ -223,10 +223,12 @@ class Executor:
 
     def _call(self, chunk: jax.Array | int, microbatch: jax.Array | int, x: jax.Array) -> Call:
         """Run one chunk of this stage on one microbatch, ready to be differentiated."""
-        blocks, (_, context) = self.parts.chunk(chunk), self._microbatch(microbatch)
-        run = partial(run_blocks, context=context, remat=self.remat, first_layer=self._first_layer(chunk))
+        _, context = self._microbatch(microbatch)
+        # Made ready out here, where the weights that the closure keeps are recognised.
+        blocks = in_units(self.parts.chunk(chunk), len(context.of_kinds))
+        run = partial(run_units, context=context, remat=self.remat, first_layer=self._first_layer(chunk))
         output, pull = jax.vjp(run, blocks, x)
-        known = (blocks, context.segment_ids, context.angles, context.keys, context.weights)
+        known = (blocks, context.segment_ids, context.angles, context.kinds, context.keys, context.weights)
         return Call(output, pull, known=jax.tree.leaves(known))
 
     def _first_layer(self, chunk: jax.Array | int) -> jax.Array | int:
@@ -247,7 +249,7 @@ class Call:
         """What has to be stored."""
         return [leaf for leaf, stored in zip(self._leaves, self._stored, strict=True) if stored]
 
-    def pull(self, saved: Leaves) -> Callable[[tuple[jax.Array, Losses]], tuple[Block, jax.Array]]:
+    def pull(self, saved: Leaves) -> Callable[[tuple[jax.Array, Losses]], tuple[Units, jax.Array]]:
         """Cotangent of the output -> those of (blocks, x), of the call that stored `saved`."""
         remaining = iter(saved)
         leaves = [next(remaining) if stored else leaf for leaf, stored in zip(self._leaves, self._stored, strict=True)]

@@ -20,6 +20,10 @@ GROUPED = DECODER | {
     "num_kv_heads": 2, "positions": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": False,
     "tied_head": False,
 }  # fmt: skip
+GEMMA = GROUPED | {
+    "activation": "geglu", "tied_head": True, "head_dim": 8, "window": 4, "norm_plus_one": True, "branch_norm": True,
+    "embedding_scale": True,
+}  # fmt: skip
 MIXTURE = GROUPED | {"experts": 4, "experts_per_token": 2, "balance_loss": 0.01}
 ENCODER = DECODER | {"family": "bert", "activation": "gelu_exact", "token_types": 2}
 POST = {"norm_placement": "post", "embedding_norm": True}
@@ -35,6 +39,10 @@ MODELS = {
         **MIXTURE, qkv_bias=True, expert_ffn_size=12, shared_ffn_size=20, shared_gate=True, router_renormalize=False
     ),
     "qwen3_moe": ModelConfig(**MIXTURE, qk_norm=True, expert_ffn_size=12),
+    "gemma2": ModelConfig(**GEMMA, layer_pattern=("local", "global"), attention_softcap=50.0, logit_softcap=30.0),
+    "gemma3_text": ModelConfig(
+        **GEMMA, layer_pattern=("local", "global"), rope_local_base=100.0, qk_norm=True, attention_scale=0.5
+    ),
     "bloom": ModelConfig(**DECODER | {"ffn_hidden_size": None, "positions": "alibi", "embedding_norm": True}),
     "bert": ModelConfig(**ENCODER, **POST, pair_task=True),
     "megatron-bert": ModelConfig(**ENCODER, pair_task=True),

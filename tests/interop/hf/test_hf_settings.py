@@ -80,6 +80,27 @@ def test_windows_of_all_layers_or_none(changes: dict[str, Any], window: int | No
 
 
 @pytest.mark.parametrize(
+    ("types", "pattern", "window"),
+    [
+        (None, ("local",) * 5 + ("global",), 8),
+        (["sliding_attention", "full_attention"] * 4, ("local", "global"), 8),
+        (["sliding_attention"] * 8, (), 8),
+        (["full_attention"] * 8, (), None),
+        (["sliding_attention"] * 7 + ["full_attention"], ("local",) * 7 + ("global",), 8),
+    ],
+)
+def test_the_shortest_pattern_is_read(types: list[str] | None, pattern: tuple[str, ...], window: int | None) -> None:
+    """Eight layers of Gemma 3: local ones have the base 10,000, where all are local all do."""
+    settings = FAMILIES["gemma3_text"].write(MODELS["gemma3_text"]) | {
+        "num_hidden_layers": 8, "layer_types": types, "sliding_window": 8, "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    }  # fmt: skip
+    model = read("gemma3_text", settings)
+    bases = (1e4, None) if pattern == () and window else (1e6, 1e4 if pattern else None)
+    assert (model.layer_pattern, model.window, model.rope_base, model.rope_local_base) == (pattern, window, *bases)
+
+
+@pytest.mark.parametrize(
     ("model_type", "changes", "said"),
     [
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
@@ -101,6 +122,14 @@ def test_windows_of_all_layers_or_none(changes: dict[str, Any], window: int | No
         ("llama", {"rope_scaling": {"rope_type": "llama3"}}, "lacks rope_scaling.factor"),
         ("qwen3", {"attention_bias": True}, "attention_bias is True"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ("gemma2", {"layer_types": ["full_attention"]}, r"layer_types is .* full_attention for each of 2 layers"),
+        ("gemma2", {"sliding_window": None}, "lacks sliding_window"),
+        ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "rope_scaling is .*linear"),
+        ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "it has no rope_theta there"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+        ("gemma3_text", {"sliding_window_pattern": 0, "layer_types": None}, "sliding_window_pattern is 0"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ("roberta", {"hidden_act": "relu"}, "hidden_act is 'relu', which megajax lacks: it has gelu"),
@@ -140,7 +169,9 @@ CHANGES: dict[str, list[Any]] = {
     "qk_norm": [False, True], "tied_head": [False, True], "token_types": [0, 1, 2, 3], "pair_task": [False, True],
     "experts": [0, 8], "experts_per_token": [1], "expert_ffn_size": [20], "shared_ffn_size": [0, 28],
     "shared_gate": [False, True], "router_renormalize": [False, True], "num_layers": [3], "encoder_layers": [3],
-    "hidden_size": [32], "num_heads": [8],
+    "hidden_size": [32], "num_heads": [8], "layer_pattern": [(), ("global", "local")], "rope_local_base": [None, 300.0],
+    "attention_softcap": [None, 5.0], "logit_softcap": [None, 5.0], "norm_plus_one": [False, True],
+    "branch_norm": [False, True], "embedding_scale": [False, True],
 }  # fmt: skip
 """Other values of every switch that the outputs of a model depend on."""
 
@@ -185,8 +216,8 @@ def idle(model: ModelConfig) -> set[str]:
         "rope_": model.positions == "rope", "relative_": model.positions == "relative", "expert_": model.experts > 0,
         "experts_": model.experts > 0, "shared_": model.experts > 0, "router_": model.experts > 0,
         "ffn_": model.experts == 0, "position_offset": model.positions == "learned",
-        "encoder_": model.family == "t5", "rope_low": model.rope_scaling_factor is not None,
-        "rope_high": model.rope_scaling_factor is not None, "rope_orig": model.rope_scaling_factor is not None,
+        "encoder_": model.family == "t5", "rope_local": bool(model.layer_pattern),
+        **dict.fromkeys(("rope_low", "rope_high", "rope_orig"), model.rope_scaling_factor is not None),
     }  # fmt: skip
     return {
         name for name in CHANGES if name.startswith(tuple(start for start, is_there in there.items() if not is_there))
