@@ -14,6 +14,7 @@ import psutil
 import pytest
 import sentencepiece
 
+from bench import kill_preprocessing
 from megajax import preprocess as command
 from megajax.config import InputError, TokenizerConfig
 from megajax.corpus import workers
@@ -22,7 +23,6 @@ from megajax.corpus.readers import whole
 from megajax.corpus.shards import Job, Options, Shard, ShardWriter, plan_shards
 from megajax.data.indexed import IndexedDataset
 from megajax.data.tokenizers import build_tokenizer, train_sentencepiece
-from tests.bench import kill_preprocessing
 
 NULL = TokenizerConfig(type="null", vocab_size=1000)
 FLAGS = ["--tokenizer-type", "null", "--vocab-size", "1000"]

@@ -12,10 +12,12 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted(path for folder in (ROOT, ROOT / "launch", ROOT / "configs/data") for path in folder.glob("*.md"))
+DOCUMENTS = sorted(
+    path for folder in (ROOT, ROOT / "docs", ROOT / "launch", ROOT / "configs/data") for path in folder.glob("*.md")
+)
 PACKAGE = sorted(path for folder in ("megajax", "launch") for path in (ROOT / folder).rglob("*.py"))
-CODE = [*PACKAGE, *sorted((ROOT / "tests").rglob("*.py"))]
-FOLDERS = ("megajax", "configs", "tests", "launch", ".ci", "notebooks")
+CODE = [*PACKAGE, *sorted(path for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.py"))]
+FOLDERS = ("megajax", "configs", "tests", "launch", ".ci", "notebooks", "docs", "bench")
 
 
 def name(path: Path) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.bench import compile_depth, framework_overhead
+from bench import compile_depth, framework_overhead
 
 
 def test_bare_step_is_the_same_mathematics(capsys: pytest.CaptureFixture[str]):

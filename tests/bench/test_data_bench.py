@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import blend_fifteen, index_building, loader_speed
+from bench import blend_fifteen, index_building, loader_speed
 
 
 def test_shares_of_fifteen_sources(capsys: pytest.CaptureFixture[str]):

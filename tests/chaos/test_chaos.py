@@ -1,14 +1,14 @@
-"""One event of each kind in one run; `python -m tests.chaos.chaos` has the many."""
+"""One event of each kind in one run; `python -m bench.chaos.chaos` has the many."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
 
-from tests.chaos.chaos import write_corpus
-from tests.chaos.events import Fill, Kill, Moment, Raise, Terminate
-from tests.chaos.jobs import Disk, Layout
-from tests.chaos.run import Run
+from bench.chaos.chaos import write_corpus
+from bench.chaos.events import Fill, Kill, Moment, Raise, Terminate
+from bench.chaos.jobs import Disk, Layout
+from bench.chaos.run import Run
 
 WORDS = ["train.steps=30", "checkpoint.every=3", "checkpoint.keep_last=3", "evaluation.every=5"]
 SMALL = Layout(2, 1, ("parallel.fsdp=2", "parallel.tensor=1"))

@@ -32,8 +32,7 @@ from megajax.parallel.remat import remat_policy
 from megajax.parallel.rules import Rules
 from megajax.planning.deviceless import compile_step, has_compiler
 from megajax.training.step import build_init
-from tests.bench.closed_form_memory import ROWS, SMALL
-from tests.bench.deviceless_memory import mesh_sizes, published
+from tests.planning.compiled_memory import ROWS, SMALL, mesh_sizes, published
 
 ONE = dict.fromkeys(AXES, 1)
 LARGE = Config(
@@ -151,7 +150,7 @@ def test_selective_keeps_20_bytes_per_number_of_the_residual_stream() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row.preset}: {row.words}" for row in ROWS])
 def test_close_to_the_compiler(row: Any) -> None:
-    """Memory that XLA planned for H100s when it compiled the step (`tests.bench.closed_form_memory`)."""
+    """Memory that XLA planned for H100s when it compiled the step (`bench.closed_form_memory`)."""
     config = published(row.preset, row.words)
     memory = heaviest(config, mesh_sizes(config))
     assert memory.persistent / GIB == pytest.approx(row.arguments, rel=0.01)

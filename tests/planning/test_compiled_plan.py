@@ -15,7 +15,7 @@ from megajax.planning.compiled import SIMULATED, TOLERANCE, CompiledPlan
 from megajax.planning.deviceless import compile_plan, describe_death, has_compiler
 from megajax.planning.plan import plan
 from megajax.planning.schema import SCHEMA
-from tests.bench.contracts import breaches, contract
+from tests.planning.contracts import breaches, contract
 
 TINY = Config(
     model=ModelConfig(num_layers=4, hidden_size=128, num_heads=2, max_positions=256, vocab_size=1024),
@@ -144,7 +144,7 @@ def test_how_it_died(code: int, errors: str, message: str):
 def test_a_family_keeps_its_contract(family: str, layout: str):
     """The cheapest of them; one with a tied table gathered over `fsdp`; one with stages, which takes half a minute.
 
-    `python -m tests.bench.contracts` compiles all families in all layouts.
+    `python -m bench.contracts` compiles all families in all layouts.
     """
     compiled = contract(family, layout)
     print(f"\n{family}, {layout}: {compiled}")

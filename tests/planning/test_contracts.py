@@ -15,7 +15,7 @@ import pytest
 from megajax.planning.collectives import Traffic, collectives
 from megajax.planning.deviceless import CompiledStep, compile_step, has_compiler
 from megajax.planning.plan import plan
-from tests.bench.deviceless_memory import NODES_16, published, ring_bytes
+from tests.planning.compiled_memory import NODES_16, published, ring_bytes
 
 pytestmark = pytest.mark.skipif(
     not has_compiler(), reason="compiling for a GPU that is not there needs the CUDA plugin"

@@ -15,7 +15,7 @@ from megajax.planning.deviceless import TARGETS, compile_step, gpu_topology, has
 from megajax.training.batches import batch_shardings
 from megajax.training.schedule import Schedule
 from megajax.training.step import build_init, build_train_step
-from tests.bench.deviceless_memory import published
+from tests.planning.compiled_memory import published
 
 M, B, S, L, D = 2, 8, 1024, 3, 1024
 SIZES = {"pipe": 1, "data": 2, "fsdp": 2, "expert": 1, "context": 1, "tensor": 8}

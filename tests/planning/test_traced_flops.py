@@ -19,7 +19,7 @@ from megajax.costs.device import Device
 from megajax.costs.flops import Flops, Remat, count_flops
 from megajax.parallel.pipeline.schedule import Interleaved1F1B
 from megajax.planning.deviceless import abstract_step
-from tests.bench.deviceless_memory import mesh_sizes
+from tests.planning.compiled_memory import mesh_sizes
 from tests.planning.traced_flops import matmul_flops
 
 GPT3 = ModelConfig(num_layers=96, hidden_size=12288, num_heads=96, max_positions=2048, vocab_size=51_200)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.events import Event, damage
-from tests.chaos.jobs import Disk, HangError, Job, Layout
+from bench.chaos.events import Event, damage
+from bench.chaos.jobs import Disk, HangError, Job, Layout
 from tests.runs import arrays, records
 
 FINISH = "left alone"

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.framework_overhead`: MegaJAX's training step against bare JAX written for one device.
+"""`python -m bench.framework_overhead`: MegaJAX's training step against bare JAX written for one device.
 
 The bare step is what one would write by hand for speed: a dict of arrays, one scan over the layers, tokens flattened to
 two dimensions around every matrix product, optax.adamw with clipping, everything donated. Both start from the same
@@ -35,7 +35,7 @@ Step = Callable[[], float]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table; 1 if the losses differ."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.framework_overhead")
+    parser = argparse.ArgumentParser(prog="python -m bench.framework_overhead")
     parser.add_argument("--rounds", type=int, default=10, help="timed steps of each")
     ours, bare = steps_of(GPT, batch=8)
     return report(*compare(ours, bare, parser.parse_args(argv).rounds))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from tests.chaos.inside import ERROR, Fault
-from tests.chaos.jobs import Disk, Job, Layout
+from bench.chaos.inside import ERROR, Fault
+from bench.chaos.jobs import Disk, Job, Layout
 
 MARKS = {
     "step": r"chaos: step (\d+)",

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.chaos --events 50 --seed 0`: runs that are struck again and again end as if they were not.
+"""`python -m bench.chaos.chaos --events 50 --seed 0`: runs that are struck again and again end as if they were not.
 
 Real jobs of one and two processes are killed, asked to leave, run out of disk, raise exceptions and find their newest
 checkpoint damaged, at random moments. Each run goes on, start after start, until it is finished; then its last
@@ -22,9 +22,9 @@ from itertools import count
 from pathlib import Path
 
 import tests.conftest  # noqa: F401 - the environment of the tests
-from tests.chaos.events import draw
-from tests.chaos.jobs import ONE, TWO, Disk, Layout
-from tests.chaos.run import Outcome, Result, Run
+from bench.chaos.events import draw
+from bench.chaos.jobs import ONE, TWO, Disk, Layout
+from bench.chaos.run import Outcome, Result, Run
 
 STEPS = 60
 WORDS = [f"train.steps={STEPS}", "checkpoint.every=3", "checkpoint.keep_last=3", "evaluation.every=5"]
@@ -113,7 +113,7 @@ def counted(values: Iterable[object]) -> str:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.chaos.chaos", description=__doc__)
     parser.add_argument("--events", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

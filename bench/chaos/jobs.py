@@ -16,7 +16,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, NoReturn
 
-from tests.chaos.inside import Fault
+from bench.chaos.inside import Fault
 from tests.runs import start, start_job
 
 PATIENCE = 60.0
@@ -46,7 +46,7 @@ class Job:
     def __init__(self, layout: Layout, corpus: Path, output: Path, words: list[str], fault: Fault | None) -> None:
         self.layout, self.lines, self.pids = layout, list[str](), dict[str, int]()
         cache = str(corpus.parent / "cache")
-        before = f"from tests.chaos.inside import Fault, install\ninstall(rank, {fault}, {cache!r})"
+        before = f"from bench.chaos.inside import Fault, install\ninstall(rank, {fault}, {cache!r})"
         words = [*words, *layout.words]
         if layout.processes == 1:
             self.process = start(corpus, output, *words, before=f"rank = 0\n{before}")

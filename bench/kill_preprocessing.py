@@ -1,4 +1,4 @@
-"""`python -m tests.bench.kill_preprocessing`: kill -9 at random moments, then run again; the output is the same bytes.
+"""`python -m bench.kill_preprocessing`: kill -9 at random moments, then run again; the output is the same bytes.
 
 Every other time only the workers are killed, so that the command itself has to say so and leave with code 2.
 """
@@ -20,12 +20,12 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one table; 1 if any output differs."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.kill_preprocessing")
+    parser = argparse.ArgumentParser(prog="python -m bench.kill_preprocessing")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--documents", type=int, default=60_000)
     parser.add_argument("--workers", type=int, default=2)

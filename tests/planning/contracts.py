@@ -1,29 +1,21 @@
-"""`python -m tests.bench.contracts [FAMILY ...] [--layout NAME ...]`: closed form and program, family by family.
+"""The contract of a compiled step: families, layouts, and how far a program may be from the closed form.
 
-Compiles the real step of a few layers of real width for H100s that are not there, with every kind of layout, and holds
-the program against what the planner says of it: FLOPs of matrix products and memory of a device, bytes over every mesh
-axis in every loop, nothing over `tensor` that is larger than the activations between two layers, and inputs that the
-step does not use. Prints a line for each; those that break the contract say how. Exit code 1 if any does.
-
-Experts of a mixture are taken to be used alike: their loops are as long as the router makes them.
+`python -m bench.contracts` prints all of them; the suite takes some.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
 
-from megajax.config import InputError
 from megajax.costs.device import head_matrices
 from megajax.costs.memory import GIB
 from megajax.planning.compiled import TINY, CompiledPlan
 from megajax.planning.deviceless import compile_plan
 from megajax.planning.plan import plan
-from tests.bench.deviceless_memory import published
+from tests.planning.compiled_memory import published
 
 
 @dataclass(frozen=True)
@@ -99,36 +91,3 @@ def breaches(family: str, compiled: CompiledPlan) -> Iterator[str]:
             yield f"{sends.op} of {sends.largest / GIB:.3f} GiB over tensor, where activations have {stream / GIB:.3f}"
     if compiled.unused != FAMILIES[family].unused:
         yield f"not used: {', '.join(compiled.unused)}"
-
-
-def main(argv: list[str]) -> int:
-    """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.contracts", description=__doc__)
-    parser.add_argument("families", nargs="*", choices=(*FAMILIES, []), help="default: all")
-    parser.add_argument("--layout", action="append", choices=tuple(LAYOUTS), help="default: all that apply")
-    parser.add_argument("--programs", action="store_true", help="print the collectives of every program")
-    options = parser.parse_args(argv)
-    rows = [(family, layout) for family in options.families or FAMILIES for layout in options.layout or LAYOUTS]
-    broken = False
-    for family, layout in rows:
-        refused = layout in FAMILIES[family].refused
-        try:
-            compiled = contract(family, layout)
-        except InputError as error:
-            print(f"{family:<8} {layout:<20} {'refused: ' if refused else ''}{error}", flush=True)
-            broken |= not refused
-            continue
-        moved = hoisted(family, compiled)
-        cells = [
-            f"{name} {compiled.deviation(name):+.1%}{' (hoisted)' * (name in moved)}" for name in compiled.comparison
-        ]
-        found = [*breaches(family, compiled), *(["not refused"] if refused else [])]
-        broken |= bool(found)
-        print(f"{family:<8} {layout:<20} {', '.join(cells)}; {'; '.join(found) or 'kept'}", flush=True)
-        if options.programs:
-            print(f"{compiled}\n", flush=True)
-    return 1 if broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

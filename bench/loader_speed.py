@@ -1,4 +1,4 @@
-"""`python -m tests.bench.loader_speed`: samples of 2,048 tokens read a second, beside megatron-core's GPTDataset.
+"""`python -m bench.loader_speed`: samples of 2,048 tokens read a second, beside megatron-core's GPTDataset.
 
 A file of documents of 1 to 1,199 tokens, read in shuffled order by one process, whose own seconds count. Megatron-core,
 where it is installed (it is no dependency: use an environment of its own), gives one sample a call; ours a batch. Both
@@ -32,7 +32,7 @@ Read = Callable[[int, int], Sequence[np.ndarray]]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table; 1 if the tokens differ."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.loader_speed")
+    parser = argparse.ArgumentParser(prog="python -m bench.loader_speed")
     parser.add_argument("--documents", type=int, default=200_000)
     parser.add_argument("--samples", type=int, default=8192, help="read in each round")
     parser.add_argument("--rounds", type=int, default=5, help="the quickest of so many counts")

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.indexed_writing`: writing token files against megatron-core's builder (to be installed).
+"""`python -m bench.indexed_writing`: writing token files against megatron-core's builder (to be installed).
 
 Both write the same documents as 16-bit ids, one call a document; the files are compared. They take turns, and the best
 time counts. Lists are what tokenizers return, arrays what other tools pass on.
@@ -23,7 +23,7 @@ TOKENS = 10_000_000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one table; 1 if a target is missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.indexed_writing")
+    parser = argparse.ArgumentParser(prog="python -m bench.indexed_writing")
     parser.add_argument("--lengths", type=int, nargs="+", default=[300, 1000], help="tokens per document")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args(argv)

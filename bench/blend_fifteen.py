@@ -1,4 +1,4 @@
-"""`python -m tests.bench.blend_fifteen`: MT-NLG's fifteen sources, a million samples: shares asked for and given.
+"""`python -m bench.blend_fifteen`: MT-NLG's fifteen sources, a million samples: shares asked for and given.
 
 Weights of Smith et al. (2022), "Using DeepSpeed and Megatron to Train Megatron-Turing NLG 530B", table 1.
 """
@@ -25,7 +25,7 @@ TOLERANCE = 1e-3
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table; 1 if a share is off by more than 0.1 % of itself."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.blend_fifteen")
+    parser = argparse.ArgumentParser(prog="python -m bench.blend_fifteen")
     parser.add_argument("--samples", type=int, default=1_000_000)
     samples = parser.parse_args(argv).samples
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.pipeline_wall_time`: what a pipeline costs in real time, on four simulated devices.
+"""`python -m bench.pipeline_wall_time`: what a pipeline costs in real time, on four simulated devices.
 
 The same model and global batch as four stages, plain and interleaved, and as four replicas without stages; all must
 have the same losses. They take turns, so that a change of the machine's mood meets all. On real devices the bubble is
@@ -42,7 +42,7 @@ Step = Callable[[], float]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table; 1 if the losses differ."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.pipeline_wall_time")
+    parser = argparse.ArgumentParser(prog="python -m bench.pipeline_wall_time")
     parser.add_argument("--rounds", type=int, default=10, help="timed steps of each")
     rounds = parser.parse_args(argv).rounds
     simulate_devices(4)

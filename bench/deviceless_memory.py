@@ -1,4 +1,4 @@
-"""`python -m tests.bench.deviceless_memory`: what a step of the published models needs, on H100s that are not there.
+"""`python -m bench.deviceless_memory`: what a step of the published models needs, on H100s that are not there.
 
 Compiles the real training step of 22B to 1T parameters (2205.05198, table 3) for 8 to 3,072 GPUs, on a CPU with JAX's
 CUDA plugin, and prints a line for each. Under `seconds` is the time to trace, lower and compile; under `arguments` what
@@ -8,24 +8,18 @@ pipeline saves (GiB per GPU); then GiB that cross each mesh axis in a step, coun
 
 from __future__ import annotations
 
-import math
-import re
 import sys
-from dataclasses import replace
 
 import jax
 
-from megajax.config import Config, InputError, load_config
-from megajax.config.parallel import AXES, fit_vocabulary
-from megajax.costs.device import Device
-from megajax.parallel.pipeline.schedule import Interleaved1F1B
+from megajax.config import InputError
 from megajax.planning.collectives import collectives
 from megajax.planning.deviceless import compile_step
 from megajax.planning.layouts import layout_name
+from tests.planning.compiled_memory import NODES_16, published, ring_bytes
 
 GIB = 2**30
 SENT_OVER = ("tensor", "pipe", "data")
-NODES_16 = "parallel.pipe=8 parallel.data=2 parallel.tensor=8"
 ROWS = (
     # preset, words of a command line
     ("megatron_22b", "parallel.tensor=8 train.micro_batch_size=4"),
@@ -61,30 +55,6 @@ def main() -> int:
         print(f"{preset:<14}{compiled.rules.mesh.size:>5}{compiled.seconds:>9.1f}", end="")
         print("{:>11.2f}{:>11.2f}{:>7.2f}{:>9.1f}{:>9.1f}{:>9.1f}".format(*gib), "", layout_name(config), flush=True)
     return 0
-
-
-def published(preset: str, words: str) -> Config:
-    """A preset in bf16, laid out as the words say."""
-    everywhere = ["parallel.data=1", "train.precision=bf16", "train.steps=1"]
-    config = load_config(f"models/{preset}.yaml", [*everywhere, *words.split()]).config
-    return replace(config, model=fit_vocabulary(config.model, config.parallel))
-
-
-def mesh_sizes(config: Config) -> dict[str, int]:
-    """Devices along every mesh axis."""
-    return {axis: getattr(config.parallel, axis) for axis in AXES}
-
-
-def ring_bytes(config: Config, step: jax.stages.Compiled) -> int:
-    """Bytes of saved activations that the loop over ticks carries: arrays [slots, layers of a chunk, ...]."""
-    parallel = config.parallel
-    schedule = Interleaved1F1B(parallel.pipe, parallel.chunks, Device.of(config).microbatches)
-    leading = f"{schedule.ring_slots},{schedule.layers_per_chunk(config.model.num_layers)},"
-    widths = {"bf16": 2, "f32": 4}
-    loops = re.findall(r"= \((.*)\) while\(", str(step.as_text()))
-    carried = [re.findall(rf"(\w+)\[({leading}[\d,]+)\]", loop) for loop in loops]
-    sizes = [sum(widths[dtype] * math.prod(map(int, dims.split(","))) for dtype, dims in loop) for loop in carried]
-    return max(sizes) if parallel.pipe > 1 else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.compile_depth`: a deep model must not take longer to compile than a shallow one.
+"""`python -m bench.compile_depth`: a deep model must not take longer to compile than a shallow one.
 
 Compiles the training step (trace, lower, compile) of the same width with 12 and with 96 layers in turns and prints the
 ratio of the shortest times; the aim is 1.3 at most. Both are the real step: a shallow model with layers of zeros put on

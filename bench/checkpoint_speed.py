@@ -1,4 +1,4 @@
-"""`python -m tests.bench.checkpoint_speed`: saving and restoring against safetensors and a raw write of the same bytes.
+"""`python -m bench.checkpoint_speed`: saving and restoring against safetensors and a raw write of the same bytes.
 
 Each measurement has a process of its own, for its peak of memory, and repeats what it measures; processes take turns,
 and the best time counts, since a machine's page cache has moods. Ours is on disk when it returns (TensorStore syncs its
@@ -35,7 +35,7 @@ from safetensors.numpy import load_file, save_file
 from megajax.checkpoint.store import Checkpoints
 from megajax.config import CheckpointConfig
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 REPEATS = 3
 STEPS = 5
 Host = dict[str, np.ndarray]
@@ -44,7 +44,7 @@ State = dict[str, jax.Array]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one table; 1 if a target is missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.checkpoint_speed")
+    parser = argparse.ArgumentParser(prog="python -m bench.checkpoint_speed")
     parser.add_argument("--megabytes", type=int, default=2000, help="size of the state, of fp32 numbers")
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure")
     parser.add_argument("--rounds", type=int, default=2, help="processes per measurement")
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(megabytes: int, directory: str) -> dict[str, dict[str, float]]:
     """Every measurement once, in processes of their own."""
-    command = [sys.executable, "-m", "tests.bench.checkpoint_speed", f"--megabytes={megabytes}"]
+    command = [sys.executable, "-m", "bench.checkpoint_speed", f"--megabytes={megabytes}"]
     results = {}
     for name in MEASUREMENTS:
         done = subprocess.run(
@@ -258,7 +258,7 @@ def measure_restore(megabytes: int, directory: Path) -> dict[str, float]:
     """Restore of a checkpoint that another process has just written."""
     writer = [sys.executable, "-c", f"""
 from pathlib import Path
-from tests.bench.checkpoint_speed import *
+from bench.checkpoint_speed import *
 with Checkpoints({str(directory / "restore")!r}, CheckpointConfig(asynchronous=False)) as checkpoints:
     checkpoints.save(1, device_state({megabytes}), {{"step": 1}})
 """]  # fmt: skip

@@ -1,21 +1,23 @@
-"""`python -m tests.bench.closed_form_memory`: `costs.memory` against the compiler, on H100s that are not there.
+"""Memory that XLA planned for steps of published models on H100s that are not there, and what such steps are made of.
 
-Compiles the training step of every row on a CPU with JAX's CUDA plugin and prints GiB per GPU in closed form and in
-XLA's plan: what lasts (arguments) and what a step needs on top (temporaries). The numbers in `ROWS` are such a run's
-(jax 0.10.2).
+The numbers in `ROWS` are a run's of `python -m bench.closed_form_memory` (jax 0.10.2).
 """
 
 from __future__ import annotations
 
-import sys
+import math
+import re
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 
-from megajax.config import InputError
-from megajax.costs.memory import GIB, heaviest
-from megajax.planning.deviceless import compile_step
-from tests.bench.deviceless_memory import NODES_16, mesh_sizes, published
+from megajax.config import Config, load_config
+from megajax.config.parallel import AXES, fit_vocabulary
+from megajax.costs.device import Device
+from megajax.parallel.pipeline.schedule import Interleaved1F1B
+
+NODES_16 = "parallel.pipe=8 parallel.data=2 parallel.tensor=8"
 
 
 class Row(NamedTuple):
@@ -85,27 +87,25 @@ LARGE = (
 ROWS = (*SMALL, *LARGE)
 
 
-def main() -> int:
-    """Print the table; 2 if there is nothing to compile with."""
-    jax.config.update("jax_platforms", "cpu")
-    print(f"{'':<14}{'arguments, GiB':^27}{'temporary, GiB':^27}")
-    print(f"{'model':<14}" + f"{'closed':>9}{'XLA':>9}{'':>9}" * 2, " layout")
-    for row in ROWS:
-        config = published(row.preset, row.words)
-        memory = heaviest(config, mesh_sizes(config))
-        try:
-            plan = compile_step(config, "H100").step.memory_analysis()
-        except InputError as error:
-            print(error, file=sys.stderr)
-            return 2
-        pairs = (
-            (memory.persistent, plan.argument_size_in_bytes),
-            (memory.temporary, plan.temp_size_in_bytes),
-        )
-        columns = (f"{closed / GIB:>9.2f}{xla / GIB:>9.2f}{closed / xla - 1:>+9.1%}" for closed, xla in pairs)
-        print(f"{row.preset:<14}" + "".join(columns), "", row.words, flush=True)
-    return 0
+def published(preset: str, words: str) -> Config:
+    """A preset in bf16, laid out as the words say."""
+    everywhere = ["parallel.data=1", "train.precision=bf16", "train.steps=1"]
+    config = load_config(f"models/{preset}.yaml", [*everywhere, *words.split()]).config
+    return replace(config, model=fit_vocabulary(config.model, config.parallel))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def mesh_sizes(config: Config) -> dict[str, int]:
+    """Devices along every mesh axis."""
+    return {axis: getattr(config.parallel, axis) for axis in AXES}
+
+
+def ring_bytes(config: Config, step: jax.stages.Compiled) -> int:
+    """Bytes of saved activations that the loop over ticks carries: arrays [slots, layers of a chunk, ...]."""
+    parallel = config.parallel
+    schedule = Interleaved1F1B(parallel.pipe, parallel.chunks, Device.of(config).microbatches)
+    leading = f"{schedule.ring_slots},{schedule.layers_per_chunk(config.model.num_layers)},"
+    widths = {"bf16": 2, "f32": 4}
+    loops = re.findall(r"= \((.*)\) while\(", str(step.as_text()))
+    carried = [re.findall(rf"(\w+)\[({leading}[\d,]+)\]", loop) for loop in loops]
+    sizes = [sum(widths[dtype] * math.prod(map(int, dims.split(","))) for dtype, dims in loop) for loop in carried]
+    return max(sizes) if parallel.pipe > 1 else 0

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.index_building`: seconds to build the sample order, beside megatron-core's compiled helper.
+"""`python -m bench.index_building`: seconds to build the sample order, beside megatron-core's compiled helper.
 
 Documents of 1 to 599 tokens cut into samples of 2,048, shuffled over 1 and 4 epochs. Where megatron-core is installed
 (it is no dependency: use an environment of its own) both build the same order in turns, and must agree on every number.
@@ -25,7 +25,7 @@ Build = Callable[[], Sequence[np.ndarray]]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table; 1 if the orders differ."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.index_building")
+    parser = argparse.ArgumentParser(prog="python -m bench.index_building")
     parser.add_argument("--rounds", type=int, default=3, help="the quickest of so many counts")
     rounds = parser.parse_args(argv).rounds
     print(f"{'documents':>11}{'epochs':>7}{'megajax s':>11}{'megatron s':>11}{'ratio':>7}  equal")

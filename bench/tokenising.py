@@ -1,4 +1,4 @@
-"""`python -m tests.bench.tokenising`: preprocessing against the tokenizer libraries in a bare multiprocessing loop.
+"""`python -m bench.tokenising`: preprocessing against the tokenizer libraries in a bare multiprocessing loop.
 
 The bare loop has texts cut up beforehand, hands each process its share and calls the library on as much text at a time
 as preprocessing does; ids come out as lists and are dropped. Preprocessing reads JSON, tokenizes, writes token files
@@ -27,7 +27,7 @@ import tokenizers
 from megajax.corpus.readers import read_documents
 from megajax.data.tokenizers import train_sentencepiece
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 BATCH = 1 << 18
 PIECES = 8192
 MEMORY_LIMIT = 500 << 20
@@ -35,7 +35,7 @@ MEMORY_LIMIT = 500 << 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print two tables; 1 if a target is missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.tokenising")
+    parser = argparse.ArgumentParser(prog="python -m bench.tokenising")
     parser.add_argument("--data", type=Path, default=ROOT / "configs" / "data" / "shakespeare.jsonl")
     parser.add_argument("--megabytes", type=int, default=50, help="of input, made by repeating the data")
     parser.add_argument("--memory-megabytes", type=int, default=0, help="of input for the peak of memory; 0 = the same")

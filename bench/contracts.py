@@ -1,0 +1,50 @@
+"""`python -m bench.contracts [FAMILY ...] [--layout NAME ...]`: closed form and program, family by family.
+
+Compiles the real step of a few layers of real width for H100s that are not there, with every kind of layout, and holds
+the program against what the planner says of it: FLOPs of matrix products and memory of a device, bytes over every mesh
+axis in every loop, nothing over `tensor` that is larger than the activations between two layers, and inputs that the
+step does not use. Prints a line for each; those that break the contract say how. Exit code 1 if any does.
+
+Experts of a mixture are taken to be used alike: their loops are as long as the router makes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from megajax.config import InputError
+from tests.planning.contracts import FAMILIES, LAYOUTS, breaches, contract, hoisted
+
+
+def main(argv: list[str]) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.contracts", description=__doc__)
+    parser.add_argument("families", nargs="*", choices=(*FAMILIES, []), help="default: all")
+    parser.add_argument("--layout", action="append", choices=tuple(LAYOUTS), help="default: all that apply")
+    parser.add_argument("--programs", action="store_true", help="print the collectives of every program")
+    options = parser.parse_args(argv)
+    rows = [(family, layout) for family in options.families or FAMILIES for layout in options.layout or LAYOUTS]
+    broken = False
+    for family, layout in rows:
+        refused = layout in FAMILIES[family].refused
+        try:
+            compiled = contract(family, layout)
+        except InputError as error:
+            print(f"{family:<8} {layout:<20} {'refused: ' if refused else ''}{error}", flush=True)
+            broken |= not refused
+            continue
+        moved = hoisted(family, compiled)
+        cells = [
+            f"{name} {compiled.deviation(name):+.1%}{' (hoisted)' * (name in moved)}" for name in compiled.comparison
+        ]
+        found = [*breaches(family, compiled), *(["not refused"] if refused else [])]
+        broken |= bool(found)
+        print(f"{family:<8} {layout:<20} {', '.join(cells)}; {'; '.join(found) or 'kept'}", flush=True)
+        if options.programs:
+            print(f"{compiled}\n", flush=True)
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
