@@ -2,8 +2,7 @@
 
 A path that a user gives is relative to the working directory. A run writes it down such that it is found from any other
 one: absolute, but what lies in the run itself is named from there, so that the run can be moved and renamed. The files
-of its tokenizer are always its own: they lie in RUN/tokenizer (in RUN/huggingface, where they came with a model; in RUN
-itself, in runs of older versions), under the names that they had elsewhere.
+of its tokenizer are always its own, under the names that they had elsewhere: `tokenizer_places` says where they lie.
 """
 
 from __future__ import annotations
@@ -56,6 +55,15 @@ def from_the_run(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     return found | _tokenizer_files(run, values, path)
 
 
+def tokenizer_places(run: Path, name: str) -> tuple[Path, Path, Path]:
+    """Return where the copy that a run has of a tokenizer file may lie; the first place where it is counts.
+
+    A run copies its tokenizer, or trains it, into RUN/tokenizer. Next comes the name that config.yaml has for it, which
+    for a tokenizer that an older version trained lies in RUN. What came with a model stays in RUN/huggingface.
+    """
+    return run / TOKENIZER / Path(name).name, run / name, run / CAME_WITH_MODEL / Path(name).name
+
+
 def _tokenizer_files(run: Path, values: Mapping[str, Any], path: Callable[[str], str]) -> dict[str, str]:
     """Return by key where the tokenizer's files are; if they are nowhere, where they should be."""
     files = {}
@@ -65,9 +73,9 @@ def _tokenizer_files(run: Path, values: Mapping[str, Any], path: Callable[[str],
         name = values.get(key) or (default if field == trained else None)
         if name is None:
             continue
-        own, came = (run / folder / Path(name).name for folder in (TOKENIZER, CAME_WITH_MODEL))
-        elsewhere = str(own) if name == default else path(name)
-        files[key] = next((str(place) for place in (own, run / name, came) if place.is_file()), elsewhere)
+        places = tokenizer_places(run, name)
+        elsewhere = str(places[0]) if name == default else path(name)
+        files[key] = next((str(place) for place in places if place.is_file()), elsewhere)
     return files
 
 

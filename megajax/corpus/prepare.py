@@ -18,7 +18,7 @@ from typing import Any
 from megajax.config.base import InputError
 from megajax.config.data import DataConfig, TokenizerConfig
 from megajax.config.presets import find_bundled
-from megajax.config.run_files import TOKENIZER, TRAINED_TOKENIZER
+from megajax.config.run_files import TOKENIZER, TRAINED_TOKENIZER, tokenizer_places
 from megajax.corpus.conversations import read_conversations, write_conversations
 from megajax.corpus.corpus import preprocess
 from megajax.corpus.readers import bare_name, input_files, read_documents
@@ -104,7 +104,8 @@ def own_tokenizer(
     """
     data, folder = data or DataConfig(), directory / TOKENIZER
     key, name = TRAINED_TOKENIZER.get(config.type, ("", ""))
-    if config.vocab_size is not None and key and getattr(config, key) in (str(folder / name), str(directory / name)):
+    trained, older, _ = tokenizer_places(directory, name)
+    if config.vocab_size is not None and key and getattr(config, key) in (str(trained), str(older)):
         config = _with(config, key, None)  # named by config.yaml of the run, which has trained it
     own, sources = in_directory(config, folder), tokenizer_files(config)
     options: dict[str, Any] = {"type": config.type}
@@ -115,7 +116,6 @@ def own_tokenizer(
         sources = [*map(Path, data.text), *sources]
         options |= {"vocab_size": config.vocab_size, "lower_case": config.lower_case}
         options |= {"kind": kind, "text_key": data.text_key}
-        older = directory / name
         make = partial(_train, config, data, folder, kind)
         if run and older.is_file() and not _are_there(own):
             make = partial(_copy, _with(config, key, older), folder)
