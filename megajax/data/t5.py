@@ -45,7 +45,7 @@ class T5Dataset:
             raise InputError(
                 "t5 data marks missing spans by sentinels, and there are none: set tokenizer.extra_ids=100"
             )
-        start = tokenizer.pad_id if tokenizer.bos_id is None else tokenizer.bos_id
+        start = tokenizer.start_id
         if start is None:
             raise InputError(f"tokenizer.type {tokenizer.identity['type']} has no id for a t5 decoder to start with")
         self._suffix = tokenizer.suffix  # has room: the text is two tokens shorter than the sample

@@ -227,7 +227,7 @@ def _end_ids(run: RunDirectory, tokenizer: Tokenizer) -> tuple[int, ...]:
 def _first_token(run: RunDirectory, tokenizer: Tokenizer) -> int:
     """As config.json has it, or as in training (see `data.t5`)."""
     named = _imported(run, "config.json").get("decoder_start_token_id")
-    return next((i for i in (named, tokenizer.bos_id, tokenizer.pad_id) if i is not None), 0)
+    return next((i for i in (named, tokenizer.start_id) if i is not None), 0)
 
 
 def _imported(run: RunDirectory, name: str) -> dict[str, Any]:

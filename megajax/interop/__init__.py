@@ -1,1 +1,1 @@
-"""Models, tokenizers and checkpoints of other projects: Hugging Face in both directions, Megatron-LM read."""
+"""Models of other projects are imported (Hugging Face, Megatron-LM) and exported (Hugging Face)."""

@@ -1,6 +1,6 @@
-"""A checkpoint of weights alone, written piece by piece by one process, for models that come from elsewhere.
+"""Checkpoints of weights alone are written piece by piece by one process, for models that come from elsewhere.
 
-It is what `store.Checkpoints` reads: arrays in plain zarr files, one for every layer (and expert) of a parameter, and a
+`store.Checkpoints` reads them: arrays in plain zarr files, one for every layer (and expert) of a parameter, and a
 record with their fingerprints. No array is ever in memory as a whole.
 """
 
@@ -25,10 +25,10 @@ PART = "params"
 
 
 class ParamsWriter:
-    """Writes the checkpoint of one step: `create` every array, `put` all of its blocks, then `finish`."""
+    """A checkpoint of one step that is being written: `create` every array, `put` all of its blocks, then `finish`."""
 
     def __init__(self, directory: Path, step: int = 0) -> None:
-        """Begin in the directory of a run's checkpoints."""
+        """Begin the checkpoint of a step in the directory of a run's checkpoints."""
         self._path = directory / str(step)
         self._step = step
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -65,7 +65,7 @@ class ParamsWriter:
         self._prints[name].add(block.reshape(*(1,) * depth, *block.shape), start)
 
     def finish(self, record: Mapping[str, Any]) -> None:
-        """Write the record: what has to be known besides, as JSON."""
+        """Write the record, JSON of what has to be known besides the arrays."""
         document = {
             "version": FORMAT_VERSION,
             "step": self._step,

@@ -1,4 +1,4 @@
-"""Starting from a trained model: its weights, with a fresh optimizer and schedule from step 0."""
+"""A run starts from the weights of a trained model, with a fresh optimizer and schedule from step 0."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def start_of(init_from: str, output_dir: str) -> Mapping[str, Any]:
 
 
 def prepare_start(config: Config, run: RunDirectory, trained: bool) -> None:
-    """Make a run, in this one, of the Hugging Face model that `init_from` may name; keep in mind what it was.
+    """Make a run, in this one, of the Hugging Face model that `init_from` may name, and record what it was.
 
     Args:
-        config: names the model, or the run.
-        run: that begins from it.
-        trained: it has begun: there is a checkpoint.
+        config: values of the run, whose `init_from` names the model, or another run.
+        run: the run that begins from it.
+        trained: the run has begun and has a checkpoint.
 
     Raises:
         InputError: the model cannot be imported, or is not the one that the run began from.
@@ -81,12 +81,12 @@ def prepare_start(config: Config, run: RunDirectory, trained: bool) -> None:
 def start_from(
     config: Config, run: RunDirectory, state: TrainState, canonical: CanonicalForm, tokenizer: Tokenizer
 ) -> TrainState:
-    """The state with the weights of the newest checkpoint that `init_from` has, read straight into their shards.
+    """Return the state with the weights of the newest checkpoint of `init_from`, read straight into their shards.
 
-    What came with those weights from Hugging Face goes over into `run`.
+    The files that came with those weights from Hugging Face are copied into `run`.
 
     Raises:
-        InputError: it has no checkpoint, weights of other shapes, or a larger vocabulary.
+        InputError: there is no checkpoint, or it has weights of other shapes or a larger vocabulary.
     """
     assert config.init_from is not None
     path = config.init_from if _is_run(config.init_from) else run.start
@@ -107,14 +107,14 @@ def start_from(
 
 
 def grow_vocabulary(params: Any, learned: int, wanted: int, shardings: Any, path: str) -> Any:
-    """Weights of a larger vocabulary: its new rows (embedding, head, bias) are the mean of the learned ones.
+    """Return weights of a larger vocabulary, whose new rows (embedding, head, bias) are the mean of the learned ones.
 
     Args:
-        params: with zeros behind the learned rows.
-        learned: rows that were trained, without those that pad the vocabulary.
-        wanted: rows that count from now on.
-        shardings: of the weights.
-        path: where they came from.
+        params: weights, with zeros behind the learned rows.
+        learned: number of rows that were trained, without those that pad the vocabulary.
+        wanted: number of rows that count from now on.
+        shardings: shardings of the weights.
+        path: name of the run that they came from, for messages.
 
     Raises:
         InputError: the vocabulary is smaller: learned rows would be lost.
@@ -161,7 +161,7 @@ def _require_start(name: str, run: RunDirectory) -> None:
 
 
 def _began_from(run: RunDirectory) -> list[str]:
-    """What it began from: as it was called when it was last seen, and at first."""
+    """Return the names of the start of a run: the one under which it was last seen, and the first one."""
     seen, first = sources_in(run.start_record), load_run(run.path).config.init_from
     return [*([str(Path(seen[0]).parent)] if seen else []), *([first] if first else [])]
 
@@ -171,6 +171,6 @@ def _is_run(name: str) -> bool:
 
 
 def _contents(name: str) -> MadeFrom:
-    """What tells a start from others: its files; of a run, which names its own place there, config.yaml is enough."""
+    """Return the files that tell a start from others; config.yaml is enough for a run, as it names its own place."""
     files = [RunDirectory(Path(name)).config_file] if _is_run(name) else source_files(Path(name))
     return MadeFrom(files, {})

@@ -1,4 +1,4 @@
-"""How one array lies in another, as text that reads both ways: `(K G H) D -> D K G H`.
+"""Patterns say how one array lies in another, in text that reads both ways: `(K G H) D -> D K G H`.
 
 On the left are the dimensions of the tensor in a file, on the right those of ours (one layer of it, one expert of that
 layer). What stands in parentheses is one dimension that counts through several, the last one fastest. A number is a

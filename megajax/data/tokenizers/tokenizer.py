@@ -51,6 +51,11 @@ class Tokenizer(ABC):
     identity: Identity
     """Kind, size and hash of the contents: equal for two tokenizers that give the same ids."""
 
+    @property
+    def start_id(self) -> int | None:
+        """The token that a decoder beside an encoder begins with: beginning of sequence, or else padding."""
+        return self.pad_id if self.bos_id is None else self.bos_id
+
     @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text."""

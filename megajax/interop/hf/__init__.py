@@ -1,1 +1,1 @@
-"""Hugging Face's model formats: one table per family says which of their tensors hold which of our parameters."""
+"""Hugging Face models are imported and exported; a family is the rows of its config.json and a table of its tensors."""

@@ -1,4 +1,4 @@
-"""The families by the `model_type` of config.json."""
+"""Families are found by the `model_type` of config.json, or by the model that they have words for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors of a model's files are which of our parameters, a layer (and an expert) at a time.
+"""Tensors of a model's files are matched with our parameters, a layer (and an expert) at a time.
 
 All of it follows from a family's table and the shapes of the model, so whatever does not fit is told before anything is
 read or written. Files differ from the table in prefixes, in heads that they lack and in tensors that they hold twice;

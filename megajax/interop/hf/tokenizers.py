@@ -1,4 +1,4 @@
-"""Tokenizers that come with Hugging Face models, and tokenizers of runs as files that transformers reads.
+"""Tokenizers that come with Hugging Face models are read, and those of runs written as files for transformers.
 
 Exported, a tokenizer has the same ids, the same text and the same special tokens. Whatever its kind and however its
 files were called, it becomes one tokenizer.json, which transformers runs as it is (class PreTrainedTokenizerFast), with
@@ -124,7 +124,7 @@ def _check_same(tokenizer: Tokenizer, fast: tokenizers.Tokenizer) -> None:
 
 
 def _around(fast: tokenizers.Tokenizer, before: Sequence[int], after: Sequence[int]) -> processors.TemplateProcessing:
-    """Make what puts tokens before and after a text; a second text has the latter behind it as well."""
+    """Make a processor that puts tokens before and after a text; a second text has the latter behind it as well."""
     first, last = ([fast.id_to_token(i) for i in ids] for ids in (before, after))
     single, second = [*first, "$A", *last], ["$B:1", *(f"{name}:1" for name in last)]
     special = [*zip(first, before, strict=True), *zip(last, after, strict=True)]
@@ -186,7 +186,7 @@ def came_with_model(run: RunDirectory, config: Config) -> bool:
 
 
 def export_tokenizer(run: RunDirectory, config: Config, out: Path, settings: dict[str, Any]) -> None:
-    """Write the files of a run's tokenizer for transformers: those that came with its model, if they still mean it.
+    """Write a run's tokenizer for transformers: the files that came with its model, if ids still mean the same.
 
     Args:
         run: the run.
@@ -257,10 +257,10 @@ def _write_own_tokenizer(tokenizer: Tokenizer, config: Config, out: Path, model_
 
 
 def special_ids(tokenizer: Tokenizer, model_type: str) -> dict[str, int | None]:
-    """Return the ids of special tokens by their keys in config.json; a T5 begins as in training (see `data.t5`)."""
+    """Return the ids of special tokens by their keys in config.json."""
     ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eod_id, "pad": tokenizer.pad_id}
     if model_type == "t5":
-        ids["decoder_start"] = tokenizer.pad_id if tokenizer.bos_id is None else tokenizer.bos_id
+        ids["decoder_start"] = tokenizer.start_id
     return {f"{role}_token_id": number for role, number in ids.items()}
 
 

@@ -1,4 +1,4 @@
-"""Runs made of Hugging Face models, and Hugging Face models made of runs.
+"""Runs are made of Hugging Face models, and Hugging Face models of runs.
 
 An imported run looks like one that was trained here, with a checkpoint of step 0 that holds weights alone:
 

@@ -1,4 +1,4 @@
-"""Weights copied between the files of a Hugging Face model and a checkpoint, a layer of a parameter at a time.
+"""Weights are copied between the files of a Hugging Face model and a checkpoint, a layer of a parameter at a time.
 
 No more than the tensors of one layer are in memory, so that memory does not grow with the model.
 """

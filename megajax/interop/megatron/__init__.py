@@ -1,1 +1,1 @@
-"""Megatron-LM's own checkpoints, read."""
+"""Checkpoints of Megatron-LM are imported, in all layouts and of all its ages."""

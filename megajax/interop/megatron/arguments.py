@@ -1,4 +1,4 @@
-"""The architecture that Megatron-LM's command line described: the `args` that lie in a checkpoint.
+"""The architecture of a model is read from Megatron-LM's command line: the `args` that lie in a checkpoint.
 
 An argument is honoured (read here), neutral (see `neutral`), or unset: anything else may change what the model
 computes, and is refused by name.
@@ -38,7 +38,7 @@ REFUSED = {
     "use_mup": "maximal update parametrisation",
     "spec": "layers of its own specification",
 }
-"""What has no counterpart here."""
+"""Arguments that have no counterpart here -> what they ask for."""
 REFUSED_OF_MIXTURES = {
     "moe_router_num_groups": "groups of experts",
     "moe_router_group_topk": "groups of experts",
@@ -55,15 +55,15 @@ REFUSED_OF_MIXTURES = {
     "moe_mlp_glu_interleave_size": "interleaved rows of gate and up",
     "moe_shared_expert_glu_interleave_size": "interleaved rows of gate and up",
 }
-"""The same where there are experts; without them every argument moe_* is idle."""
+"""Arguments that have none where there are experts; without experts every argument moe_* is idle."""
 NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 
 
 class Architecture(NamedTuple):
-    """What the weights of a checkpoint mean."""
+    """The meaning of the weights of a checkpoint."""
 
     model: ModelConfig
-    """Its vocabulary is the padded one, as the true size is not recorded."""
+    """The model; its vocabulary is the padded one, as the true size is not recorded."""
     zero_centered: bool = False
     """Gains of norms are stored minus one (`--apply-layernorm-1p`)."""
     interleaved: bool = False
@@ -71,33 +71,33 @@ class Architecture(NamedTuple):
 
 
 class _Reader:
-    """Values of arguments, and which ones were asked for."""
+    """The values of arguments, and the names of those that were asked for."""
 
     def __init__(self, args: Namespace) -> None:
         self.values = vars(args)
         self.honoured: set[str] = set()
 
     def __call__(self, name: str, default: Any = None) -> Any:
-        """The value of an argument; `default` where it is absent or None."""
+        """Return the value of an argument, or a default where it is absent or None."""
         self.honoured.add(name)
         value = self.values.get(name)
         return default if value is None else value
 
     def required(self, name: str) -> Any:
-        """The value of an argument that every model has."""
+        """Return the value of an argument that every model has."""
         value = self(name)
         if value is None:
             raise InputError(f"the checkpoint's args lack {name}: they are not those of a model")
         return value
 
     def refuse(self, table: dict[str, str]) -> None:
-        """Refuse what is set and has no counterpart."""
+        """Refuse arguments that are set and have no counterpart."""
         for name, kind in table.items():
             if self(name):
                 raise InputError(f"args.{name} of the checkpoint asks for {kind}, which cannot be imported")
 
     def refuse_rest(self, ignored: Collection[str]) -> None:
-        """Refuse what is set, was not asked for and may change the model."""
+        """Refuse arguments that are set, were not asked for and may change the model."""
         rest = {name: value for name, value in self.values.items() if value and name not in self.honoured}
         names = sorted(name for name in rest if not is_neutral(name) and name not in ignored)
         if names:
@@ -109,15 +109,15 @@ class _Reader:
 
 
 def read_architecture(args: Namespace, ignored: Collection[str] = (), *, bert: bool = False) -> Architecture:
-    """What the weights of a checkpoint mean.
+    """Read the meaning of a checkpoint's weights.
 
     Args:
-        args: of the checkpoint.
+        args: arguments in the checkpoint.
         ignored: names of arguments, unknown here, of which the user says that they leave the model alone.
         bert: the model is an encoder with a head for masked tokens.
 
     Raises:
-        InputError: names the argument that has no counterpart.
+        InputError: an argument has no counterpart; the message names it.
     """
     value = _Reader(args)
     value.refuse(REFUSED)
@@ -172,7 +172,7 @@ def _model(**values: Any) -> ModelConfig:
 
 
 def _activation(value: _Reader, *, swiglu: bool, bias: bool) -> Activation:
-    """The fused GELU, which needs a bias, is the tanh form; unfused it is the exact one."""
+    """Read the non-linearity: the fused GELU, which needs a bias, is the tanh form, the other one is exact."""
     fused, tanh = value("bias_gelu_fusion", bias) and bias, value("openai_gelu", False)
     squared = value("squared_relu", False)
     if swiglu or squared:
@@ -183,7 +183,7 @@ def _activation(value: _Reader, *, swiglu: bool, bias: bool) -> Activation:
 
 
 def _masked_head(value: _Reader) -> dict[str, Any]:
-    """BERT's heads: the one for masked tokens has the exact GELU, whatever the layers have."""
+    """Read BERT's heads, whose GELU for masked tokens is the exact one, whatever the layers have."""
     pairs = bool(value("bert_binary_head", True))
     if value("openai_gelu"):
         raise InputError("args.openai_gelu of the checkpoint of a BERT cannot be imported: versions differ in its head")
@@ -191,7 +191,7 @@ def _masked_head(value: _Reader) -> dict[str, Any]:
 
 
 def _positions(value: _Reader) -> dict[str, Any]:
-    """How tokens know their places."""
+    """Read how tokens know their places."""
     rotary = bool(value("use_rotary_position_embeddings"))  # the whole of it before position_embedding_type was there
     kind = value("position_embedding_type", "rope" if rotary else "learned_absolute")
     learned = "learned" if value("add_position_embedding", True) else "none"
@@ -220,7 +220,7 @@ def _positions(value: _Reader) -> dict[str, Any]:
 
 
 def _window(value: _Reader, layers: int) -> int | None:
-    """The tokens that one sees, itself included; Megatron counts those before it, and may leave layers out."""
+    """Read how many tokens one sees, itself included; Megatron counts those before it, and may leave layers out."""
     size, skip = value("window_size"), value("window_attn_skip_freq")
     if not size or size[0] < 0:
         return None
@@ -233,7 +233,7 @@ def _window(value: _Reader, layers: int) -> int | None:
 
 
 def _mixture(value: _Reader) -> dict[str, Any]:
-    """The experts. The softmax over the chosen logits is that over all of them, made to sum to 1 again."""
+    """Read the experts; a softmax over the chosen logits is one over all of them, made to sum to 1 again."""
     experts = value("num_experts")
     if not experts:
         value.honoured |= {name for name in value.values if name.startswith("moe_")}

@@ -1,4 +1,4 @@
-"""Checkpoints in PyTorch's distributed format (`--ckpt-format torch_dist`, the default): a tensor of a layer at a time.
+"""Checkpoints in PyTorch's distributed format (`--ckpt-format torch_dist`, the default) are read a layer at a time.
 
 iter_0000100/metadata.json, common.pt (args), .metadata, __*_*.distcp
 """
@@ -22,7 +22,7 @@ class DistributedFiles:
     """The weights of one iteration; layers are stacked in one tensor, or each has its own."""
 
     def __init__(self, directory: Path) -> None:
-        """Read what there is.
+        """Read names, shapes and arguments.
 
         Raises:
             InputError: the files are damaged.
@@ -48,17 +48,17 @@ class DistributedFiles:
         self._read: tuple[str, np.ndarray] | None = None
 
     def whole(self, name: str) -> np.ndarray:
-        """A tensor of the model."""
+        """Read a tensor of the model as fp32."""
         key, about = self._stored[name]
         empty = torch().empty(about.size, dtype=about.properties.dtype)
         torch().distributed.checkpoint.load({key: empty}, storage_reader=self._reader, no_dist=True)
         return numbers(empty)
 
     def layer(self, number: int, name: str) -> np.ndarray:
-        """A tensor of a layer, experts that are apart as one.
+        """Read a tensor of a layer as fp32; experts that are apart become one tensor.
 
-        Of a stack, whose pieces hold a layer as Megatron-LM writes them, no more is read than that layer; one that was
-        written whole is kept until another one is asked for.
+        Megatron-LM writes a stack of layers in pieces that hold one each, and then no more than that layer is read. A
+        stack that was written whole is kept until another one is asked for.
         """
         place = STACK if self._stacked else f"{STACK}{number}."
         if place + name not in self._stored:

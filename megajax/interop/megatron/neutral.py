@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM that leave alone what a model computes from its weights, of all its ages.
+"""Some arguments of Megatron-LM, of all its ages, leave alone what a model computes from its weights.
 
 They say how a run was trained, fed, cut into shards, made faster, watched and saved; some change the rounding (fp8,
 fused kernels, attention_softmax_in_fp32, apply_query_key_layer_scaling, whose factor is taken back inside the softmax),
@@ -155,5 +155,5 @@ _NEUTRAL = re.compile("|".join(f"(?:{pattern})" for group in _GROUPS.values() fo
 
 
 def is_neutral(name: str) -> bool:
-    """Whether an argument leaves the function of the weights alone."""
+    """Tell whether an argument leaves alone what a model computes from its weights."""
     return name.startswith("_") or _NEUTRAL.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""Checkpoints with one file per rank (`--ckpt-format torch`): whole tensors put together from their shards.
+"""Checkpoints with one file per rank (`--ckpt-format torch`) are read, their tensors put together from shards.
 
 iter_0000100/mp_rank_{tensor:02d}[_{pipe:03d}][_{expert:03d}]/model_optim_rng.pt
     model, or model0, model1, ... of virtual stages
@@ -20,11 +20,11 @@ from megajax.interop.megatron.torch_files import load, numbers
 
 FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?$")
 ROWS = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias", "linear_qkv.weight", "linear_qkv.bias")
-"""Cut along their first dimension."""
+"""Endings of the names of tensors that ranks cut along the first dimension."""
 GATED = ("linear_fc1.weight", "linear_fc1.bias")
-"""The same, gate and up each."""
+"""Endings of those whose halves, gate and up, are each cut along the first dimension."""
 COLUMNS = ("linear_proj.weight", "linear_fc2.weight")
-"""Cut along their second."""
+"""Endings of those that are cut along the second dimension."""
 
 EXPERTS = "mlp.experts."
 
@@ -64,7 +64,7 @@ class RankFiles:
         self.layer_names = {name.split(".", 3)[3] for name in names - self.whole_names}
 
     def whole(self, name: str) -> np.ndarray:
-        """A tensor of the model; a tied table has copies in two stages, the first one's is taken."""
+        """Read a tensor of the model as fp32; of a tied table, which two stages hold, the first one's copy."""
         for pipe in range(self.pipe):
             for number, chunk in enumerate(self._chunks[0, pipe, 0]):
                 if name in chunk:
@@ -72,7 +72,7 @@ class RankFiles:
         raise KeyError(name)
 
     def layer(self, number: int, name: str) -> np.ndarray:
-        """A tensor of a layer."""
+        """Read a tensor of a layer as fp32; its experts become one tensor."""
         pipe, chunk, local = self._places[number]
         prefix = f"decoder.layers.{local}."
         if not name.startswith(EXPERTS):
@@ -90,7 +90,7 @@ class RankFiles:
             )
 
     def _apart(self, chunk: Chunk) -> Chunk:
-        """The experts of the first grouped kernel one by one: weight1 is [E, D, A F] in memory, weight2 [E, F, D]."""
+        """Take apart the experts of the first grouped kernel: weight1 is [E, D, A F] in memory, weight2 [E, F, D]."""
         apart: Chunk = {}
         for name, value in chunk.items():
             layer, grouped, kind = name.partition(f"{EXPERTS}weight")
@@ -103,7 +103,7 @@ class RankFiles:
         return apart
 
     def _layers(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
-        """(layer, (stage, virtual stage, its number there)): virtual stages go round the stages."""
+        """Iterate over (layer, (stage, virtual stage, its number there)); virtual stages go round the stages."""
         first = 0
         for chunk in range(len(self._chunks[0, 0, 0])):
             for pipe in range(self.pipe):
@@ -128,7 +128,7 @@ class RankFiles:
         return np.concatenate(parts, axis=1) if name.endswith(COLUMNS) else parts[0]
 
     def _reordered(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of linear_qkv of old versions, [3, heads, dim] (0) or [heads, dim, 3] (1), as [heads, 3, dim]."""
+        """Bring rows of linear_qkv of old versions, [3, heads, dim] (0) or [heads, dim, 3] (1), to [heads, 3, dim]."""
         heads = self.args.num_attention_heads // self.tensor
         dim, rest = len(rows) // (3 * heads), rows.shape[1:]
         if self._version >= 1:
@@ -137,7 +137,7 @@ class RankFiles:
 
 
 def _rank(path: Path, args: Namespace) -> tuple[int, int, int]:
-    """(tensor, pipeline, expert) rank; a second number alone is the pipeline's, if there is one."""
+    """Return the (tensor, pipeline, expert) rank; a second number alone is the pipeline's, if there is one."""
     found = FOLDER.search(path.name)
     assert found is not None
     tensor, second, third = (int(number or 0) for number in found.groups())
@@ -167,7 +167,7 @@ def _chunks(contents: Mapping[str, Any]) -> Iterator[Chunk]:
 
 
 def _flat(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Tensors of nested dictionaries, as old versions have them, by canonical name."""
+    """Iterate over the tensors of nested dictionaries, as old versions have them, by canonical name."""
     for key, value in state.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""PyTorch's files without running anything that they name: what is no tensor or number becomes an empty shell."""
+"""PyTorch's files are read without running any code that they name; objects of unknown classes become empty shells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megajax.config.base import InputError
 
 
 class Shell:
-    """In the place of an object of a class that is not loaded."""
+    """The empty stand-in for an object of a class that is not loaded."""
 
     def __new__(cls, *_: Any, **__: Any) -> Shell:
         """Take whatever the object was made of, and keep nothing."""
@@ -25,10 +25,10 @@ class Shell:
 
 
 def torch() -> ModuleType:
-    """PyTorch.
+    """Import PyTorch.
 
     Raises:
-        InputError: it is not installed.
+        InputError: PyTorch is not installed.
     """
     try:
         import_module("torch.distributed.checkpoint")
@@ -38,10 +38,10 @@ def torch() -> ModuleType:
 
 
 def load(path: Path) -> Any:
-    """What a file holds, its tensors left on disk until they are asked for.
+    """Load the content of a file, with its tensors left on disk until they are asked for.
 
     Raises:
-        InputError: it is damaged, or no file of PyTorch.
+        InputError: the file is damaged, or none of PyTorch.
     """
     serialization = torch().serialization
     try:
@@ -55,18 +55,18 @@ def load(path: Path) -> Any:
 
 
 def numbers(tensor: Any) -> np.ndarray:
-    """A tensor as fp32."""
+    """Return a tensor as an fp32 array."""
     return tensor.detach().to(torch().float32).numpy()
 
 
 def read_row(reader: Any, key: str, about: Any, row: int) -> np.ndarray:
-    """A row of the first dimension of a tensor in PyTorch's distributed format, fp32; only its pieces are read.
+    """Read a row of the first dimension of a tensor in PyTorch's distributed format as fp32, and only its pieces.
 
     Args:
-        reader: of the checkpoint.
-        key: of the tensor.
-        about: what its metadata say of it.
-        row: number.
+        reader: reader of the checkpoint.
+        key: name of the tensor.
+        about: metadata of the tensor.
+        row: number of the row.
     """
     dcp, planners = torch().distributed.checkpoint, import_module("torch.distributed.checkpoint.default_planner")
     sizes = (1, *about.size[1:])
@@ -76,15 +76,15 @@ def read_row(reader: Any, key: str, about: Any, row: int) -> np.ndarray:
     into = torch().empty(sizes, dtype=about.properties.dtype)
 
     class Row(planners.DefaultLoadPlanner):  # type: ignore[name-defined]
-        """Reads into `into` what of the tensor is in `chunk`."""
+        """Plans to read the part of the tensor that lies in `chunk` into `into`."""
 
         def create_local_plan(self) -> Any:
-            """The pieces of the files that overlap with the row."""
+            """List the pieces of the files that overlap with the row."""
             items = import_module("torch.distributed.checkpoint.planner_helpers").create_read_items_for_chunk_list
             return dcp.planner.LoadPlan(items(key, about, [chunk]))
 
         def lookup_tensor(self, index: Any) -> Any:
-            """The only tensor there is."""
+            """Return the only tensor there is."""
             return into
 
     dcp.load({key: into}, storage_reader=reader, planner=Row(), no_dist=True)

@@ -1,4 +1,4 @@
-"""Runs of Megatron-LM's checkpoints: weights and architecture come over, the optimizer's state does not."""
+"""Runs are made of Megatron-LM's checkpoints; weights and architecture come over, the optimizer's state does not."""
 
 from __future__ import annotations
 
