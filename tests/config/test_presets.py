@@ -32,6 +32,7 @@ IDS_COUNT = {
     "llama3.1_70b": (70_553_706_496, "70554M", "released weights"),
     "llama3.1_405b": (405_853_388_800, "405853M", "released weights"),
     "mistral_7b": (7_241_732_096, "7242M", "released weights"),
+    "starcoder2_3b": (3_030_371_328, "3030M", "released weights"),
     "qwen2_7b": (7_615_616_512, "7616M", "released weights"),
     "qwen3_8b": (8_190_735_360, "8191M", "released weights"),
     "gemma2_2b": (2_614_341_888, "2614M", "released weights"),

@@ -41,6 +41,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     "llama-biases": lambda: t.LlamaForCausalLM(t.LlamaConfig(**GROUPED, attention_bias=True, mlp_bias=True)),
     "llama-3.1": lambda: t.LlamaForCausalLM(t.LlamaConfig(**GROUPED, rope_parameters=LLAMA3)),
     "mistral": lambda: t.MistralForCausalLM(t.MistralConfig(**GROUPED, sliding_window=4)),
+    "starcoder2": lambda: t.Starcoder2ForCausalLM(
+        t.Starcoder2Config(**DECODER, num_key_value_heads=2, sliding_window=4)
+    ),
     "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**GROUPED)),
     "qwen2-window": lambda: t.Qwen2ForCausalLM(
         t.Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=4, max_window_layers=0)

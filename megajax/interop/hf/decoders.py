@@ -160,20 +160,23 @@ ROPE = Row(
     write_rope,
     forms=("rope_parameters",),
 )
-SIZES: Rows = (
-    always(positions="rope", norm="rmsnorm"),
+DIMENSIONS: Rows = (
     field("num_hidden_layers", "num_layers", 32),
     field("hidden_size", "hidden_size", 4096),
     field("num_attention_heads", "num_heads", 32),
     field("num_key_value_heads", "num_kv_heads", Nullable(int)),
-    field("head_dim", "head_dim", Nullable(int)),
     field("intermediate_size", "ffn_hidden_size", 11008),
     field("max_position_embeddings", "max_positions", 2048),
     field("vocab_size", "vocab_size", 32000),
-    field("rms_norm_eps", "norm_eps", 1e-6),
     field("tie_word_embeddings", "tied_head", False),
     field("attention_dropout", "attention_dropout", 0.0),
     field("initializer_range", "init_std", 0.02),
+)
+SIZES: Rows = (
+    always(positions="rope", norm="rmsnorm"),
+    *DIMENSIONS,
+    field("head_dim", "head_dim", Nullable(int)),
+    field("rms_norm_eps", "norm_eps", 1e-6),
 )
 SHAPE: Rows = (always(activation="swiglu"), only("hidden_act", "silu", written=True), *SIZES, ROPE)
 """What LLaMA and its relatives have in common, with LLaMA's defaults."""
@@ -189,11 +192,11 @@ WITHOUT_MLP: Table = {
     "final_norm.scale": {"model.norm.weight": "D -> D"},
     "head": {"lm_head.weight": "V D -> V D"},
 }
-_MLP = f"{LLAMA_LAYER}.mlp"
+LLAMA_MLP = f"{LLAMA_LAYER}.mlp"
 LLAMA_TABLE: Table = {
     **WITHOUT_MLP,
-    **dense("blocks.mlp.fc1", (f"{_MLP}.gate_proj", f"{_MLP}.up_proj"), "F D -> D 1 F", "F -> 1 F"),
-    **dense("blocks.mlp.fc2", f"{_MLP}.down_proj", "D F -> F D", "D -> D"),
+    **dense("blocks.mlp.fc1", (f"{LLAMA_MLP}.gate_proj", f"{LLAMA_MLP}.up_proj"), "F D -> D 1 F", "F -> 1 F"),
+    **dense("blocks.mlp.fc2", f"{LLAMA_MLP}.down_proj", "D F -> F D", "D -> D"),
 }
 
 
@@ -221,36 +224,50 @@ _BIASES = Row(
 )
 LLAMA = llama_like("llama", "LlamaForCausalLM", (_BIASES, *SHAPE))
 
-_MISTRAL = with_defaults(
+MISTRAL_ROWS = with_defaults(
     SHAPE, intermediate_size=14336, num_key_value_heads=Nullable(int, 8), max_position_embeddings=131072
 )
 MISTRAL = llama_like(
-    "mistral", "MistralForCausalLM", (*_MISTRAL, field("sliding_window", "window", Nullable(int, 4096)))
+    "mistral", "MistralForCausalLM", (*MISTRAL_ROWS, field("sliding_window", "window", Nullable(int, 4096)))
 )
 
-_MIXTURE = f"{LLAMA_LAYER}.block_sparse_moe"
-MIXTRAL = llama_like(
-    "mixtral",
-    "MixtralForCausalLM",
+STARCODER2 = llama_like(
+    "starcoder2",
+    "Starcoder2ForCausalLM",
     (
-        only("router_jitter_noise", 0.0),
-        *with_defaults(_MISTRAL, rms_norm_eps=1e-5, rope_theta=1e6),
-        told("intermediate_size", lambda model: model.expert_size),
+        always(positions="rope"),
+        choice("hidden_act", "activation", "gelu_pytorch_tanh", ACTIVATIONS),
+        *with_defaults(
+            DIMENSIONS,
+            num_hidden_layers=30,
+            hidden_size=3072,
+            num_attention_heads=24,
+            num_key_value_heads=2,
+            intermediate_size=12288,
+            max_position_embeddings=4096,
+            vocab_size=49152,
+            tie_word_embeddings=True,
+            initializer_range=0.018042,
+        ),
+        field("norm_epsilon", "norm_eps", 1e-5),
+        field("use_bias", "bias", True),
+        field("residual_dropout", "hidden_dropout", 0.0),
+        told("embedding_dropout", lambda model: model.hidden_dropout),
+        ROPE,
         field("sliding_window", "window", Nullable(int)),
-        field("num_local_experts", "experts", 8, "num_experts"),
-        field("num_experts_per_tok", "experts_per_token", 2),
-        field("router_aux_loss_coef", "balance_loss", 0.001),
     ),
     {
         **WITHOUT_MLP,
-        "blocks.mlp.router": {f"{_MIXTURE}.gate.weight": "E D -> D E"},
-        **dense("blocks.mlp.fc1", [f"{_MIXTURE}.experts.{{expert}}.{name}" for name in ("w1", "w3")], "X D -> D 1 X"),
-        **dense("blocks.mlp.fc2", f"{_MIXTURE}.experts.{{expert}}.w2", "D X -> X D"),
+        **norm("blocks.attention_norm", f"{LLAMA_LAYER}.input_layernorm"),
+        **norm("blocks.mlp_norm", f"{LLAMA_LAYER}.post_attention_layernorm"),
+        **norm("final_norm", "model.norm"),
+        **dense("blocks.mlp.fc1", f"{LLAMA_MLP}.c_fc", "F D -> D 1 F", "F -> 1 F"),
+        **dense("blocks.mlp.fc2", f"{LLAMA_MLP}.c_proj", "D F -> F D", "D -> D"),
     },
 )
 
 
-def _window(*, first_layers: bool) -> Row:
+def window_row(*, first_layers: bool) -> Row:
     """Make the row of a sliding window that all layers have or none.
 
     What the keys mean without `layer_types` differs by version, so the kind of every layer is written.
@@ -287,80 +304,23 @@ def _window(*, first_layers: bool) -> Row:
     return Row(keys | {"max_window_layers": 28, "layer_types": Nullable(list)}, read, write)
 
 
-_ONE_WINDOW = Row(
-    {"use_sliding_window": False, "sliding_window": Nullable(int, 4096)},
-    lambda settings: {"window": settings.get("sliding_window") if settings["use_sliding_window"] else None},
-    lambda model: {"use_sliding_window": model.window is not None, "sliding_window": model.window},
-)
-_QWEN = with_defaults(
+QWEN_ROWS = with_defaults(
     SHAPE,
     vocab_size=151936,
     intermediate_size=22016,
     num_key_value_heads=Nullable(int, 32),
     max_position_embeddings=32768,
 )
-QWEN2 = llama_like("qwen2", "Qwen2ForCausalLM", (*_QWEN, always(qkv_bias=True), _window(first_layers=False)))
+QWEN2 = llama_like("qwen2", "Qwen2ForCausalLM", (*QWEN_ROWS, always(qkv_bias=True), window_row(first_layers=False)))
 QWEN3 = llama_like(
     "qwen3",
     "Qwen3ForCausalLM",
     (
         only("attention_bias", False),
-        *with_defaults(_QWEN, head_dim=128),
+        *with_defaults(QWEN_ROWS, head_dim=128),
         always(qk_norm=True),
-        _window(first_layers=False),
+        window_row(first_layers=False),
     ),
 )
 
-_QWEN_MIXTURE: Rows = (
-    only("decoder_sparse_step", 1, written=True),
-    only("mlp_only_layers", [], None, default=Nullable(list), written=True),
-    *with_defaults(_QWEN, hidden_size=2048, num_hidden_layers=24),
-    field("num_experts_per_tok", "experts_per_token", 4),
-    field("moe_intermediate_size", "expert_ffn_size", 768),
-    field("norm_topk_prob", "router_renormalize", False),
-    field("router_aux_loss_coef", "balance_loss", 0.001),
-)
-_GATE_UP = ("gate_proj", "up_proj")
-QWEN_MIXTURE_TABLE: Table = {
-    **WITHOUT_MLP,
-    "blocks.mlp.router": {f"{_MLP}.gate.weight": "E D -> D E"},
-    **dense("blocks.mlp.fc1", [f"{_MLP}.experts.{{expert}}.{name}" for name in _GATE_UP], "X D -> D 1 X"),
-    **dense("blocks.mlp.fc2", f"{_MLP}.experts.{{expert}}.down_proj", "D X -> X D"),
-    **dense("blocks.mlp.shared.fc1", [f"{_MLP}.shared_expert.{name}" for name in _GATE_UP], "Y D -> D 1 Y"),
-    **dense("blocks.mlp.shared.fc2", f"{_MLP}.shared_expert.down_proj", "D Y -> Y D"),
-    "blocks.mlp.shared_gate": {f"{_MLP}.shared_expert_gate.weight": "1 D -> D"},
-}
-QWEN2_MOE = llama_like(
-    "qwen2_moe",
-    "Qwen2MoeForCausalLM",
-    (
-        *with_defaults(
-            _QWEN_MIXTURE,
-            intermediate_size=5632,
-            num_attention_heads=16,
-            num_key_value_heads=Nullable(int, 16),
-            moe_intermediate_size=1408,
-        ),
-        field("num_experts", "experts", 60),
-        _window(first_layers=True),
-        field("qkv_bias", "qkv_bias", True),
-        field("shared_expert_intermediate_size", "shared_ffn_size", 5632),
-        always(shared_gate=True),
-    ),
-    QWEN_MIXTURE_TABLE,
-)
-QWEN3_MOE = llama_like(
-    "qwen3_moe",
-    "Qwen3MoeForCausalLM",
-    (
-        only("attention_bias", False),
-        _ONE_WINDOW,
-        *with_defaults(
-            _QWEN_MIXTURE, intermediate_size=6144, num_key_value_heads=Nullable(int, 4), num_experts_per_tok=8
-        ),
-        field("num_experts", "experts", 128, "num_local_experts"),
-        always(qk_norm=True),
-    ),
-    QWEN_MIXTURE_TABLE,
-)
-DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, BLOOM)
+DECODERS = (GPT2, LLAMA, MISTRAL, STARCODER2, QWEN2, QWEN3, BLOOM)

@@ -12,8 +12,9 @@ from megajax.interop.hf.decoders import DECODERS
 from megajax.interop.hf.encoders import ENCODERS
 from megajax.interop.hf.family import WORKED_OUT, Family
 from megajax.interop.hf.gemma import GEMMA2, GEMMA3
+from megajax.interop.hf.mixtures import MIXTURES
 
-ALL = (*DECODERS, GEMMA2, GEMMA3, *ENCODERS)
+ALL = (*DECODERS, *MIXTURES, GEMMA2, GEMMA3, *ENCODERS)
 FAMILIES = {family.model_type: family for family in ALL}
 
 
