@@ -273,7 +273,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if origin in (Union, UnionType):
         return st.one_of(*map(values_of, arguments))
     if origin is tuple:
-        return st.lists(TEXTS).map(tuple) if Ellipsis in arguments else st.tuples(*map(values_of, arguments))
+        items = values_of(arguments[0])
+        return st.lists(items).map(tuple) if Ellipsis in arguments else st.tuples(*map(values_of, arguments))
     plain = {
         bool: st.booleans(),
         int: st.integers(1, 2**32 - 1),
