@@ -99,6 +99,11 @@ def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
         raise InputError(
             f"parallel.chunks={parallel.chunks} interleaves pipeline stages: set parallel.pipe, or leave it at 1"
         )
+    if model.dense_layers and parallel.pipe > 1:
+        raise InputError(
+            f"parallel.pipe={parallel.pipe}: all stages run the same program, but model.dense_layers are in the first "
+            "one only; leave parallel.pipe at 1"
+        )
     chunks = parallel.pipe * parallel.chunks
     divisor = f"parallel.pipe {parallel.pipe} x parallel.chunks {parallel.chunks} ="
     near = _nearest_multiples(model.num_layers, chunks)
@@ -126,7 +131,7 @@ def _over_tensor(model: ModelConfig, parallel: ParallelConfig) -> dict[str, int]
     sizes = {} if parallel.whole_heads else {"num_heads": model.num_heads, "num_kv_heads": model.kv_heads}
     if model.experts:
         sizes |= {"expert_ffn_size": model.expert_size, "shared_ffn_size": model.shared_ffn_size}
-    else:
+    if model.dense_layers or not model.experts:
         sizes["ffn_hidden_size"] = model.ffn_size
     return sizes
 

@@ -131,6 +131,8 @@ class ModelConfig:
         None
     )
     """F of an expert; unset = ffn_hidden_size."""
+    dense_layers: Annotated[NonNegativeInt, MIXTURE, Elsewhere("first_k_dense_replace")] = 0
+    """First layers that have one MLP, of ffn_hidden_size, in the place of experts (DeepSeek)."""
     shared_ffn_size: Annotated[
         NonNegativeInt, MIXTURE, Elsewhere("moe_shared_expert_intermediate_size shared_expert_intermediate_size")
     ] = 0
@@ -202,6 +204,13 @@ class ModelConfig:
             raise InputError(f"model.experts goes with model.family gpt, not {self.family}: leave it at 0")
         if self.bias:
             raise InputError("model.experts goes without biases: set model.bias=false (model.qkv_bias may stay)")
+        if self.dense_layers >= self.num_layers:
+            raise InputError(
+                f"model.dense_layers {self.dense_layers} leaves no layer of model.num_layers {self.num_layers} to "
+                "experts: lower it"
+            )
+        if self.dense_layers and self.layer_pattern:
+            raise InputError("model.dense_layers goes without model.layer_pattern: leave one of them out")
         if k > experts:
             raise InputError(
                 f"model.experts_per_token {k} exceeds model.experts {experts}: lower the one or raise the other"

@@ -84,13 +84,14 @@ Parts = tuple[int, int, int]
 def _layers(model: ModelConfig, layers: int, tokens: int, keys_seen: float) -> Parts:
     """A stack whose queries see so many keys each, on average."""
     width, queries, keys = model.hidden_size, model.num_heads * model.head_size, model.kv_heads * model.head_size
-    units = model.ffn_size
+    units = layers * model.ffn_size
     if model.experts:
-        units = model.experts_per_token * model.expert_size + model.shared_ffn_size
+        used = model.experts_per_token * model.expert_size + model.shared_ffn_size
+        units = model.dense_layers * model.ffn_size + (layers - model.dense_layers) * used
     return (
         layers * 2 * tokens * width * (queries + 2 * keys + queries),
         int(layers * 4 * tokens * keys_seen * queries),
-        layers * 2 * tokens * width * units * (3 if model.gated else 2),
+        2 * tokens * width * units * (3 if model.gated else 2),
     )
 
 

@@ -105,11 +105,16 @@ def extend(
             x = decoder_layer(block, x, context, look_back, seen, memory.padding)
         return x, (keys, values)
 
-    inputs = (model.blocks, cache.keys, cache.values, None if memory is None else memory.keys_values)
-    kinds = context.of_kinds
-    layers, units = [partial(layer, of_kind) for of_kind in kinds], in_units(inputs, len(kinds))
-    x, (keys, values) = scan_units(layers, model.embed(batch, context), units)
-    return model.final_norm(x), Cache(keys, values)
+    x, made, first = model.embed(batch, context), [], 0
+    layers = [partial(layer, of_kind) for of_kind in context.of_kinds]
+    for blocks in model.stacked:
+        last = first + jax.tree.leaves(blocks)[0].shape[0]
+        state = (cache.keys, cache.values, None if memory is None else memory.keys_values)
+        inputs = (blocks, *jax.tree.map(lambda a, here=slice(first, last): a[here], state))
+        x, new = scan_units(layers, x, in_units(inputs, len(layers)))
+        made.append(Cache(*new))
+        first = last
+    return model.final_norm(x), jax.tree.map(lambda *stacks: jnp.concatenate(stacks), *made)
 
 
 def _write(cache: jax.Array, new: jax.Array, start: jax.Array, layout: Layout) -> jax.Array:

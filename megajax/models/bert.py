@@ -17,7 +17,7 @@ from flax import nnx
 from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
 from megajax.models.activations import ACTIVATIONS
-from megajax.models.block import run_blocks, stack_blocks
+from megajax.models.block import stack_blocks
 from megajax.models.context import Context
 from megajax.models.cross_entropy import token_losses
 from megajax.models.init import normal, zeros
@@ -93,7 +93,7 @@ class Bert(Model):
 
     def hidden(self, batch: Batch, context: Context) -> jax.Array:
         """Tokens [B, S] -> hidden states [B, S, D] before the heads."""
-        return self.normed(run_blocks(self.blocks, self.embed(batch, context), context)[0])
+        return self.normed(self.run(self.embed(batch, context), context)[0])
 
     def normed(self, x: jax.Array) -> jax.Array:
         """What leaves the last block [B, S, D], normalised; with norms after the sums it already is."""

@@ -35,8 +35,8 @@ class Block(nnx.Module):
     of the branches, x + norm(attention(norm(x))).
     """
 
-    def __init__(self, key: jax.Array, config: ModelConfig, *, causal: bool = True) -> None:
-        """Draw the weights of one layer."""
+    def __init__(self, key: jax.Array, config: ModelConfig, *, causal: bool = True, dense: bool = False) -> None:
+        """Draw the weights of one layer; a dense one has no experts where others have."""
         attention_key, mlp_key = jax.random.split(key)
         self.dropout_rate = config.hidden_dropout
         self.pre_norm = config.norm_placement == "pre"
@@ -46,7 +46,7 @@ class Block(nnx.Module):
         if config.branch_norm:
             self.attention_branch_norm = Norm(config.hidden_size, config)
             self.mlp_branch_norm = Norm(config.hidden_size, config)
-        self.mlp = Moe(mlp_key, config) if config.experts else Mlp(mlp_key, config)
+        self.mlp = Moe(mlp_key, config) if config.experts and not dense else Mlp(mlp_key, config)
 
     def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
         """[B, S, D] residual stream -> [B, S, D], and the losses that arise inside."""

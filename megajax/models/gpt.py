@@ -12,7 +12,7 @@ from flax import nnx
 from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
 from megajax.models.attention_kernels import alibi
-from megajax.models.block import run_blocks, stack_blocks
+from megajax.models.block import Block, stack_layers
 from megajax.models.context import Context, Kind
 from megajax.models.cross_entropy import capped
 from megajax.models.init import normal
@@ -38,7 +38,10 @@ class Gpt(Model):
             self.position_embedding = normal(position_key, shape, config.init_std, ("positions", "embed"), "embedding")
         if config.embedding_norm:
             self.embedding_norm = Norm(config.hidden_size, config)
-        self.blocks = stack_blocks(block_key, config)
+        if config.dense_layers:
+            dense_key, block_key = jax.random.split(block_key)
+            self.dense_blocks = stack_layers(dense_key, config.dense_layers, lambda key: Block(key, config, dense=True))
+        self.blocks = stack_layers(block_key, config.num_layers - config.dense_layers, lambda key: Block(key, config))
         self.final_norm = Norm(config.hidden_size, config)
         if not config.tied_head:
             self.head = vocabulary_table(head_key, config)
@@ -67,6 +70,11 @@ class Gpt(Model):
             kinds["local"] = Kind(config.window, rope_angles(batch["positions"], config, local=True))
         return tuple(kinds[name] for name in config.layer_pattern)
 
+    @property
+    def stacked(self) -> tuple[Block, ...]:
+        """See `Model.stacked`; dense layers come before those with experts."""
+        return (self.dense_blocks, self.blocks) if self.config.dense_layers else (self.blocks,)
+
     def embed(self, batch: Batch, context: Context) -> jax.Array:
         """Tokens [B, S] -> residual stream [B, S, D]."""
         tables: list[Table] = [(self.word_embedding[...], batch["tokens"], "vocab")]
@@ -81,7 +89,7 @@ class Gpt(Model):
 
     def hidden(self, batch: Batch, context: Context) -> jax.Array:
         """Tokens [B, S] -> normalised hidden states [B, S, D] before the head."""
-        return self.final_norm(run_blocks(self.blocks, self.embed(batch, context), context)[0])
+        return self.final_norm(self.run(self.embed(batch, context), context)[0])
 
     def head_losses(self, x: jax.Array, batch: Batch, context: Context) -> Losses:
         """Cross-entropy of the next token."""

@@ -108,8 +108,23 @@ class Model(nnx.Module):
 
     def losses(self, batch: Batch, context: Context, remat: Remat = lambda f: f) -> Losses:
         """All terms for a batch that has weights."""
-        x, inside = run_blocks(self.blocks, self.embed(batch, context), context, remat)
+        x, inside = self.run(self.embed(batch, context), context, remat)
         return add(self.head_losses(x, batch, context), inside)
+
+    @property
+    def stacked(self) -> tuple[Block, ...]:
+        """Stacks of blocks in the order in which they run, the last one being `blocks`."""
+        return (self.blocks,)
+
+    def run(self, x: jax.Array, context: Context, remat: Remat = lambda f: f) -> tuple[jax.Array, Losses]:
+        """Run all blocks, [B, S, D] -> [B, S, D]; returns the losses that arise inside as well (see `run_blocks`)."""
+        inside: Losses = {}
+        first = 0
+        for blocks in self.stacked:
+            x, losses = run_blocks(blocks, x, context, remat, first)
+            inside |= losses
+            first += jax.tree.leaves(blocks)[0].shape[0]
+        return x, inside
 
     def drop_embedding(self, x: jax.Array, context: Context) -> jax.Array:
         """Dropout on the embedding, as of layer 0."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from megajax.config.base import InputError
 from megajax.config.config import Config
 from megajax.config.model import ModelConfig
 from megajax.config.train import ACTIVATION_NAMES
@@ -128,7 +129,13 @@ class Cut:
 
     @classmethod
     def of(cls, config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer, stack: Stack) -> Cut:
-        """Return the share of a configuration with a known vocabulary on a mesh, in a layer of one of its stacks."""
+        """Return the share of a configuration with a known vocabulary on a mesh, in a layer of one of its stacks.
+
+        Raises:
+            InputError: the layers of the stack are not all alike in what they hold.
+        """
+        if config.model.dense_layers:
+            raise InputError("model.dense_layers: a plan knows mixtures whose layers all have experts; leave it at 0")
         device, copied = Device(config, mesh), 0.0
         if trainer.scans_layers:
             kernel = choose_attention(config, "gpu", batch_arrays(config.model, config.data)).name

@@ -46,7 +46,7 @@ OTHERS = {
     "embedding_norm": "true", "norm_eps": "1e-3", "activation": "relu", "head_activation": "gelu_exact",
     "bias": "false", "qkv_bias": "true", "qk_norm": "true", "tied_head": "false", "token_types": "2",
     "pair_task": "true", "experts": "8", "experts_per_token": "3", "expert_ffn_size": "24", "shared_ffn_size": "32",
-    "shared_gate": "true", "router_renormalize": "false", "balance_loss": "0.1", "z_loss": "0.1",
+    "dense_layers": "1", "shared_gate": "true", "router_renormalize": "false", "balance_loss": "0.1", "z_loss": "0.1",
     "attention_dropout": "0.1", "hidden_dropout": "0.1", "init_std": "0.1",
 }  # fmt: skip
 """Another value than any of `MODELS` has, for every key of the model."""

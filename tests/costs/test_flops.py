@@ -218,6 +218,15 @@ def test_local_and_global_layers_are_charged_each():
     assert core == pytest.approx((3 * 3072 + 2 * 4096) * 8192 * 4 * 8 * 256, abs=1)
 
 
+def test_dense_layers_of_a_mixture_are_charged_their_own_mlp():
+    """Two of five layers, F 100, before three whose tokens use two experts of F 30 and a shared one of F 8."""
+    shape = replace(
+        load_config("models/mixtral_8x7b.yaml").config.model, num_layers=5, dense_layers=2, hidden_size=64, num_heads=4,
+        num_kv_heads=2, ffn_hidden_size=100, expert_ffn_size=30, shared_ffn_size=8,
+    )  # fmt: skip
+    assert count_flops(shape, 1, 16, "causal").mlp == 2 * 16 * 64 * 3 * (2 * 100 + 3 * (2 * 30 + 8))
+
+
 def test_window_bounds_the_keys_that_are_seen():
     """Causal, window 3 of 8 tokens: 1 + 2 + 6 x 3 keys, less half of the window's own triangle, as without a window."""
     shape = replace(gpt(2, 16, 1), window=3)

@@ -28,6 +28,7 @@ SWITCHED = {
     "scale": replace(LLAMA, attention_scale=0.7, qk_norm=True, activation="geglu"),
     "pattern": replace(GEMMA, num_layers=5, qk_norm=True),
     "mixture": replace(LLAMA, experts=4, shared_ffn_size=8),
+    "dense layers": replace(LLAMA, experts=4, dense_layers=1, num_layers=3),
 }
 """Attention of Mistral and BLOOM, layers of Gemma (the last one breaks the pattern off), experts of Mixtral, and other
 switches that decoding has to follow."""

@@ -35,7 +35,8 @@ def _row(w: Weights, c: ModelConfig, tokens: Array, positions: Array, segments: 
     if c.embedding_norm:
         x = norm(x, w, "embedding_norm", c)
     for number in range(c.num_layers):
-        layer = {name.removeprefix("blocks."): value[number] for name, value in w.items() if name.startswith("blocks.")}
+        stack, first = ("dense_blocks.", 0) if number < c.dense_layers else ("blocks.", c.dense_layers)
+        layer = {name.removeprefix(stack): value[number - first] for name, value in w.items() if name.startswith(stack)}
         attended = attention_layer(norm(x, layer, "attention_norm", c), layer, of_layer(c, number), positions, segments)
         x = x + (norm(attended, layer, "attention_branch_norm", c) if c.branch_norm else attended)
         fed = mlp(norm(x, layer, "mlp_norm", c), layer, c.activation)

@@ -140,13 +140,18 @@ def test_router_is_fp32_under_bf16():
     np.testing.assert_allclose(routing.shares[0, 0], [0.731059, 0.268941], rtol=1e-5)
 
 
-def test_a_model_of_mixtures_matches_loops():
-    """Logits of two layers, with the experts' loop in the place of the reference's MLP."""
-    model, tokens = random_model(MIXTURE), random_tokens(2, 7)
-    blocks = [jax.tree.map(lambda w, i=i: w[i], model.blocks) for i in range(MIXTURE.num_layers)]
-    seen = iter(blocks[i].mlp for _ in range(2) for i in range(MIXTURE.num_layers))
+@pytest.mark.parametrize("dense", [0, 2])
+def test_a_model_of_mixtures_matches_loops(dense):
+    """Logits of two layers with experts, behind dense ones or not; the experts' loop stands for the reference's MLP."""
+    count = MIXTURE.num_layers
+    config = replace(MIXTURE, num_layers=dense + count, dense_layers=dense, ffn_hidden_size=20, expert_ffn_size=24)
+    model, tokens = random_model(config), random_tokens(2, 7)
+    blocks = [jax.tree.map(lambda w, i=i: w[i], model.blocks) for i in range(count)]
+    seen, mlp = iter(blocks[i].mlp for _ in range(2) for i in range(count)), reference.mlp
 
-    def expert_loops(x: np.ndarray, _: dict, __: str) -> np.ndarray:
+    def expert_loops(x: np.ndarray, w: dict, activation: str) -> np.ndarray:
+        if "mlp.router" not in w:
+            return mlp(x, w, activation)
         return np.asarray(loops(next(seen), jnp.float32(x)), np.float64)
 
     with pytest.MonkeyPatch.context() as patch:

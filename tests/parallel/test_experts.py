@@ -25,8 +25,10 @@ MIXTURE = replace(
     LLAMA, num_layers=2, experts=4, expert_ffn_size=32, shared_ffn_size=32, shared_gate=True, balance_loss=0.1,
     z_loss=0.1,
 )  # fmt: skip
+MODELS = {"mixture": MIXTURE, "dense": replace(MIXTURE, num_layers=3, dense_layers=1, ffn_hidden_size=64)}
 OPTIM = OptimConfig(lr=1e-3, decay_style="constant", weight_decay=0.1)
 LAYOUTS = {
+    "dense fsdp-2 expert-2 tensor-2": ({"fsdp": 2, "expert": 2, "tensor": 2}, 2),
     "data-2 expert-2 tensor-2": ({"data": 2, "expert": 2, "tensor": 2}, 1),
     "expert-4 tensor-2 no-sequence-parallel": ({"expert": 4, "tensor": 2, "sequence_parallel": False}, 1),
     "fsdp-2 expert-2 context-2": ({"fsdp": 2, "expert": 2, "context": 2}, 2),
@@ -36,16 +38,20 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def reference() -> Outcome:
-    return train_layout(tiny_config(MIXTURE, 8, optim=OPTIM), ParallelConfig(data=1))
+def reference() -> dict[str, Outcome]:
+    """Each model on one device."""
+    return {
+        name: train_layout(tiny_config(model, 8, optim=OPTIM), ParallelConfig(data=1)) for name, model in MODELS.items()
+    }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_computes_the_same(reference: Outcome, layout: str) -> None:
+def test_every_layout_computes_the_same(reference: dict[str, Outcome], layout: str) -> None:
     """Initial weights bit-equal, gradients within 1e-5, losses within 5e-6; both router losses take part in them."""
     sizes, micro = LAYOUTS[layout]
-    outcome = train_layout(tiny_config(MIXTURE, micro, optim=OPTIM), ParallelConfig(**({"data": 1} | sizes)))
-    assert compare(outcome, reference).departures == ()
+    kind = "dense" if layout.startswith("dense") else "mixture"
+    outcome = train_layout(tiny_config(MODELS[kind], micro, optim=OPTIM), ParallelConfig(**({"data": 1} | sizes)))
+    assert compare(outcome, reference[kind]).departures == ()
 
 
 def on_mesh(sizes: dict[str, int], sequence_parallel: bool = True) -> Experts:
@@ -113,13 +119,20 @@ def test_legal_layouts_shard_experts() -> None:
         ({"shared_ffn_size": 33}, {"tensor": 2}, "model.shared_ffn_size 33 is not a multiple of parallel.tensor 2"),
         ({"experts_per_token": 5}, {}, "model.experts_per_token 5 exceeds model.experts 4"),
         ({"shared_ffn_size": 0}, {}, "model.shared_gate is True without model.shared_ffn_size"),
+        ({"dense_layers": 2}, {}, "model.dense_layers 2 leaves no layer of model.num_layers 2 to experts"),
+        ({"dense_layers": 1}, {"pipe": 2}, "parallel.pipe=2: all stages run the same program, but model.dense_layers"),
+        ({"dense_layers": 1, "ffn_hidden_size": 33}, {"tensor": 2}, "model.ffn_hidden_size 33 is not a multiple"),
+        (
+            {"dense_layers": 1, "window": 4, "layer_pattern": ("local", "global")},
+            {},
+            "goes without model.layer_pattern",
+        ),
         ({"bias": True}, {}, "model.experts goes without biases: set model.bias=false"),
     ],
 )
 def test_what_does_not_fit_together(model: dict, parallel: dict, message: str) -> None:
-    config = tiny_config(replace(MIXTURE, **model), parallel=ParallelConfig(data=1, **parallel))
     with pytest.raises(InputError, match=message):
-        check_config(config)
+        check_config(tiny_config(replace(MIXTURE, **model), parallel=ParallelConfig(data=1, **parallel)))
 
 
 def test_a_dense_model_has_no_experts_to_shard() -> None:

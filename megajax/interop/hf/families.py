@@ -101,6 +101,7 @@ IDLE = {
     "rope_high_": lambda model: model.rope_scaling_factor is None,
     "rope_original_": lambda model: model.rope_scaling_factor is None,
     "expert": lambda model: not model.experts,
+    "dense_": lambda model: not model.experts,
     "router_": lambda model: not model.experts,
     "shared_": lambda model: not model.experts,
     "position_offset": lambda model: model.positions != "learned",

@@ -171,7 +171,7 @@ CHANGES: dict[str, list[Any]] = {
     "shared_gate": [False, True], "router_renormalize": [False, True], "num_layers": [3], "encoder_layers": [3],
     "hidden_size": [32], "num_heads": [8], "layer_pattern": [(), ("global", "local")], "rope_local_base": [None, 300.0],
     "attention_softcap": [None, 5.0], "logit_softcap": [None, 5.0], "norm_plus_one": [False, True],
-    "branch_norm": [False, True], "embedding_scale": [False, True],
+    "branch_norm": [False, True], "dense_layers": [0, 1], "embedding_scale": [False, True],
 }  # fmt: skip
 """Other values of every switch that the outputs of a model depend on."""
 
@@ -214,7 +214,7 @@ def idle(model: ModelConfig) -> set[str]:
     """Switches of parts that a model does not have."""
     there = {
         "rope_": model.positions == "rope", "relative_": model.positions == "relative", "expert_": model.experts > 0,
-        "experts_": model.experts > 0, "shared_": model.experts > 0, "router_": model.experts > 0,
+        **dict.fromkeys(("experts_", "dense_", "shared_", "router_"), model.experts > 0),
         "ffn_": model.experts == 0, "position_offset": model.positions == "learned",
         "encoder_": model.family == "t5", "rope_local": bool(model.layer_pattern),
         **dict.fromkeys(("rope_low", "rope_high", "rope_orig"), model.rope_scaling_factor is not None),
