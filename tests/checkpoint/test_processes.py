@@ -25,7 +25,7 @@ mesh = jax.make_mesh((4,), ("x",))
 places = {"w": NamedSharding(mesh, P("x")), "n": NamedSharding(mesh, P())}
 draw = jax.jit(lambda step: {"w": jnp.arange(64.0).reshape(8, 8) + step, "n": step}, out_shardings=places)
 like = jax.eval_shape(draw, jnp.int32(0))
-config = CheckpointConfig(keep_last=3, keep_best=True, local=str(root / "fast"))
+config = CheckpointConfig(keep_last=3, keep_best=True, local=str(root / "fast"), local_every=1)
 run = lambda: Checkpoints(root / "run", config)
 say = lambda what: print("said:", what, flush=True)  # gloo prints as well, at times half a line
 """
