@@ -28,7 +28,7 @@ def state_of(step: int) -> State:
 
 def open_run(tmp_path: Path, **config: Any) -> Checkpoints:
     """The run's checkpoints with a local directory beside them."""
-    return Checkpoints(tmp_path / "run", CheckpointConfig(local=str(tmp_path / "fast"), **config))
+    return Checkpoints(tmp_path / "run", CheckpointConfig(local=str(tmp_path / "fast"), local_every=1, **config))
 
 
 def restored_step(checkpoints: Checkpoints, places: Any = PLACES) -> int:
@@ -127,7 +127,7 @@ def test_a_moved_run_takes_them_along_and_a_copied_one_does_not(run: Path) -> No
     """A copy that goes on elsewhere must not find what the original has written since, nor the other way round."""
 
     def open_at(name: str) -> Checkpoints:
-        return Checkpoints(run / name, CheckpointConfig(local=str(run / "fast")))
+        return Checkpoints(run / name, CheckpointConfig(local=str(run / "fast"), local_every=1))
 
     (run / "run").rename(run / "moved")
     with open_at("moved") as checkpoints:
