@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
             print(f"{family:<8} {layout:<20} {'refused: ' if refused else ''}{error}", flush=True)
             broken |= not refused
             continue
-        moved = hoisted(family, compiled)
+        moved = hoisted(compiled.plan)
         cells = [
             f"{name} {compiled.deviation(name):+.1%}{' (hoisted)' * (name in moved)}" for name in compiled.comparison
         ]

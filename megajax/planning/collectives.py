@@ -160,10 +160,25 @@ def collectives(program: jax.stages.Compiled | str, mesh: AnyMesh) -> Traffic:
             if UNKNOWN in line.loop:
                 raise ValueError(f"loop {line.source!r} communicates an unknown number of times: count it by hand")
             groups = _groups(line.instruction.attributes, mesh)
-            for shape, dtype in _tensors(line.instruction, op, groups.shape[1]):
-                record = Collective(op, _axes(groups, mesh), shape, dtype, line.loop, line.conditional, line.source)
-                records.append(record)
+            tensors = _tensors(line.instruction, op, groups.shape[1])
+            for (shape, dtype), source in zip(tensors, _sources(line.source, len(tensors)), strict=True):
+                records.append(Collective(op, _axes(groups, mesh), shape, dtype, line.loop, line.conditional, source))
     return Traffic(tuple(records))
+
+
+def _sources(name: str, count: int) -> list[str]:
+    """Return the source of each of `count` tensors: where XLA joined collectives, `a/(b:c)/d` names one a tensor."""
+    for start in (match.start() for match in re.finditer(r"\(", name)):
+        depth, cuts = 0, [start]
+        for place in range(start, len(name)):
+            depth += {"(": 1, ")": -1}.get(name[place], 0)
+            if depth == 0 or (depth == 1 and name[place] == ":"):
+                cuts.append(place)
+            if depth == 0:
+                break
+        if len(cuts) == count + 1 > 2:
+            return [name[:start] + name[a + 1 : b] + name[cuts[-1] + 1 :] for a, b in pairwise(cuts)]
+    return [name] * count
 
 
 def _tensors(line: Instruction, op: str, ways: int) -> list[tuple[tuple[int, ...], str]]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import jax
 
-from megajax.costs.device import head_matrices
+from megajax.costs.device import Device, head_matrices
 from megajax.costs.memory import GIB
 from megajax.planning.compiled import TINY, CompiledPlan
 from megajax.planning.deviceless import compile_plan
-from megajax.planning.plan import plan
+from megajax.planning.plan import Plan, plan
 from tests.planning.compiled_memory import published
 
 
@@ -63,18 +63,18 @@ def contract(family: str, layout: str) -> CompiledPlan:
     return compile_plan(plan(published(kind.preset, " ".join(words)), "h100"))
 
 
-def hoisted(family: str, compiled: CompiledPlan) -> dict[str, float]:
+def hoisted(whole: Plan) -> dict[str, float]:
     """Bytes that XLA of JAX 0.12 moves: it gathers BERT's [D, D] matrices before the loop over microbatches, once."""
-    mesh, model = compiled.plan.mesh, compiled.plan.config.model
-    if family != "BERT" or mesh["fsdp"] == 1 or mesh["pipe"] > 1 or jax.__version_info__ < (0, 12):
+    model, microbatches = whole.config.model, Device.of(whole.config).microbatches
+    if model.family != "bert" or whole.mesh["fsdp"] == 1 or whole.mesh["pipe"] > 1 or jax.__version_info__ < (0, 12):
         return {}
     once = 2 * head_matrices(model) * model.hidden_size**2
-    return {"over fsdp, each microbatch": -MICROBATCHES * once, "over fsdp, each step": once}
+    return {"over fsdp, each microbatch": -microbatches * once, "over fsdp, each step": once}
 
 
 def breaches(family: str, compiled: CompiledPlan) -> Iterator[str]:
     """How a compiled program breaks its contract, in words."""
-    moved = hoisted(family, compiled)
+    moved = hoisted(compiled.plan)
     for name, (planned, xla) in compiled.comparison.items():
         closed = planned + moved.get(name, 0)
         off = compiled.deviation(name)

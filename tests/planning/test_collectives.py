@@ -270,9 +270,10 @@ def named(origin: str) -> str:
 
 def test_places_in_a_step_that_xla_rearranged():
     """A sum that XLA moved out of the loop over microbatches and named after it, or left the name that it had inside;
-    a loop that lost its name, as an iteration was peeled off; a sum in that iteration, joined of others and nameless,
-    and one that XLA made in the loop itself."""
+    a loop that lost its name, as an iteration was peeled off; a sum in that iteration, joined of others and nameless;
+    one that XLA made in the loop itself; and two joined, of the iteration and of the head, with both their names."""
     trips = 'backend_config={"known_trip_count":{"n":"3"}}'
+    both = f"{STEP}/body/(transpose(jvp(layers))/while/psum:jvp()/psum)"
     text = f"""HloModule m
 
 %cond (s: f32[2]) -> pred[] {{
@@ -292,6 +293,7 @@ def test_places_in_a_step_that_xla_rearranged():
   %b = f32[4] bitcast(%x)
   %joined = f32[4] all-reduce(%b), {SUM}
   %head = f32[8] all-reduce(%joined), {SUM}, {named(f"{STEP}/body/jvp()/psum")}
+  %two = (f32[3], f32[5]) all-reduce(%l, %h), {SUM}, {named(both)}
   ROOT %moved = f32[16] all-reduce(%w), {SUM}, {named(BACKWARD)}
 }}
 
@@ -306,7 +308,9 @@ ENTRY %main (x: f32[2]) -> f32[2] {{
     found = {c.shape[0]: c.place for c in collectives(text, AbstractMesh((8,), ("tensor",)))}
     assert found == {
         2: "layers backward",
+        3: "layers backward",
         4: "layers backward",
+        5: "each microbatch",
         8: "each microbatch",
         16: "each microbatch",
         32: "each step",
