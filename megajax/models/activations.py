@@ -21,10 +21,10 @@ ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "swiglu": jax.nn.silu,
     "geglu": partial(jax.nn.gelu, approximate=True),
 }
-"""By `model.activation`; of a gated unit, what its gate goes through."""
+"""Values of `model.activation` -> the non-linearity; for a gated unit that of its gate."""
 
 
 def activate(hidden: jax.Array, activation: Activation) -> jax.Array:
-    """[..., A, F] -> [..., F]: the non-linearity, times the second part where there are two."""
+    """Apply the non-linearity to hidden [..., A, F] -> [..., F]; where A is 2, multiply by the second part."""
     first = ACTIVATIONS[activation](hidden[..., 0, :])
     return first * hidden[..., 1, :] if hidden.shape[-2] == 2 else first

@@ -23,7 +23,7 @@ from megajax.models.rope import rotate
 
 
 class Attention(nnx.Module):
-    """Project, attend, project back."""
+    """Self-attention with its projections."""
 
     def __init__(self, key: jax.Array, config: ModelConfig, *, causal: bool = True) -> None:
         """Draw the weights of one layer."""
@@ -47,7 +47,7 @@ class Attention(nnx.Module):
             self.k_norm = Norm(h, config, axis="head_dim")
 
     def project(self, x: jax.Array, context: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """[B, S, D] -> queries [B, S, N, H], keys and values [B, S, K, H], positions applied."""
+        """Project x [B, S, D] to queries [B, S, N, H] and keys and values [B, S, K, H], positions applied."""
         qkv = linear(x, self.qkv[...])
         if hasattr(self, "qkv_bias"):
             qkv = add_bias(qkv, self.qkv_bias[...])
@@ -62,16 +62,19 @@ class Attention(nnx.Module):
         return q, k, v
 
     def pattern(self, context: Context) -> Pattern:
-        """Who looks at whom."""
+        """Return the attention pattern of the layer in this context."""
         return Pattern(self.causal, context.window, self.scale, context.bias, self.softcap)
 
     def output(self, heads: jax.Array, context: Context) -> jax.Array:
-        """[B, S, N, H] -> [B, S, D]; the bias is replicated over `tensor`, so it is added after the sum over heads."""
+        """Project the heads' outputs [B, S, N, H] to [B, S, D].
+
+        The bias is replicated over `tensor`, so it is added after the sum over heads.
+        """
         y = context.layout.leave_tensor(linear(heads, self.out[...], contract=2))
         return add_bias(y, self.out_bias[...]) if hasattr(self, "out_bias") else y
 
     def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-        """[B, S, D] normalised input -> [B, S, D] branch that joins the residual stream."""
+        """Map a normalised input [B, S, D] to the branch [B, S, D] that joins the residual stream."""
         layout = context.layout
         q, k, v = self.project(layout.enter_tensor(x), context)
 

@@ -18,24 +18,26 @@ import numpy as np
 Places = np.ndarray | jax.Array
 """Places in a sequence, [S], or [B, S] where every sequence has its own."""
 Bias = Callable[[Places, Places], jax.Array]
-"""Places of queries and keys -> what is added to their scores, fp32 [N, S, T] ([B, N, S, T])."""
+"""Function from places of queries and keys to the fp32 terms [N, S, T] (or [B, N, S, T]) that are added to their
+scores.
+"""
 Drop = Callable[[jax.Array], jax.Array]
-"""Dropout of the probabilities."""
+"""Function that applies dropout to the attention probabilities."""
 
 
 class Pattern(NamedTuple):
-    """Who looks at whom, and how hard."""
+    """Rule that says which keys a query sees, and how their scores are scaled, shifted and capped."""
 
     causal: bool = True
-    """A query sees no key after it."""
+    """True if a query sees no key after it."""
     window: int | None = None
-    """A query sees itself and the window - 1 keys before it."""
+    """Number of keys that a query sees, itself and the window - 1 before it; None = no limit."""
     scale: float | None = None
     """Factor of the scores; None = 1 / sqrt(H)."""
     bias: Bias | None = None
-    """Added to the scaled scores."""
+    """Bias that is added to the scaled scores."""
     softcap: float | None = None
-    """Scaled scores s become c tanh(s / c) of this c, before the bias; None = they stay."""
+    """Cap c that turns scaled scores s into c tanh(s / c), before the bias; None = they stay."""
 
     def visible(
         self,
@@ -44,13 +46,13 @@ class Pattern(NamedTuple):
         q_segments: jax.Array | None = None,
         k_segments: jax.Array | None = None,
     ) -> jax.Array:
-        """Which keys a query may look at.
+        """Tell which keys every query may look at.
 
         Args:
-            q_places: of the queries, [S] or [B, S].
-            k_places: of the keys, [T] or [B, T].
-            q_segments: [B, S] document numbers, or None for one document.
-            k_segments: [B, T].
+            q_places: [S] or [B, S] places of the queries.
+            k_places: [T] or [B, T] places of the keys.
+            q_segments: [B, S] document numbers of the queries, or None for one document.
+            k_segments: [B, T] document numbers of the keys.
 
         Returns:
             [B or 1, S, T] bool.
@@ -75,12 +77,12 @@ NEEDS: dict[Need, str] = {
     "bias": "a bias is added to the scores (alibi or relative positions)",
     "dropout": "attention_dropout needs the probabilities",
 }
-"""What a call of attention may need besides plain causal attention, in words for messages."""
+"""Needs that a call of attention may have besides plain causal attention, in words for messages."""
 CUDNN_CAN: frozenset[Need] = frozenset()
 
 
 def needs_of(pattern: Pattern, segment_ids: jax.Array | None, drop: Drop | None) -> frozenset[Need]:
-    """What a call of attention needs besides plain causal attention."""
+    """Return what a call of attention needs besides plain causal attention."""
     asked: dict[Need, bool] = {
         "segments": segment_ids is not None,
         "later keys": not pattern.causal,
@@ -94,7 +96,7 @@ def needs_of(pattern: Pattern, segment_ids: jax.Array | None, drop: Drop | None)
 
 
 def lacking(needs: frozenset[Need], can: frozenset[Need]) -> str | None:
-    """The first need that a kernel cannot meet, in words, or None."""
+    """Return in words the first need that a kernel cannot meet, or None."""
     return next((text for need, text in NEEDS.items() if need in needs - can), None)
 
 
@@ -109,7 +111,7 @@ def require(kernel: str, needs: frozenset[Need], can: frozenset[Need]) -> None:
 
 
 def alibi(heads: int) -> Bias:
-    """Scores fall off with distance, in every head at another rate (2108.12409 §3).
+    """Return a bias by which scores fall with distance, in every head at another rate (2108.12409 §3).
 
     The rates are 2^(-8 n / N) for a power of two N; other numbers of heads take every second rate of the next power of
     two for the rest.
@@ -136,17 +138,17 @@ def xla_attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """softmax(Q K^T / sqrt(H)) V with scores and softmax in fp32 (1706.03762, eq. 1).
+    """Compute softmax(Q K^T / sqrt(H)) V with scores and softmax in fp32 (1706.03762, eq. 1).
 
     Args:
-        q: [B, S, N, H]; query head n uses key/value head n // G.
-        k: [B, T, K, H].
-        v: [B, T, K, H].
-        mask: [B or 1, S, T] which keys are visible.
+        q: [B, S, N, H] queries; query head n uses key/value head n // G.
+        k: [B, T, K, H] keys.
+        v: [B, T, K, H] values.
+        mask: [B or 1, S, T] bool, true where a query sees a key.
         drop: dropout, applied to the probabilities [B, K, G, S, T] (fp32).
         bias: [N, S, T] or [B, N, S, T], added to the scores (fp32).
-        scale: instead of 1 / sqrt(H).
-        softcap: c, of scores that become c tanh(score / c) before the bias is added.
+        scale: factor of the scores; None = 1 / sqrt(H).
+        softcap: cap c that turns scores into c tanh(score / c) before the bias is added.
 
     Returns:
         [B, S, N, H] in q's dtype.
@@ -171,7 +173,7 @@ def xla_attention(
 def cudnn_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, pattern: Pattern, drop: Drop | None
 ) -> jax.Array:
-    """The same for plain causal attention in bf16 or fp16 through cuDNN's fused kernel; no S x T array exists.
+    """Compute plain causal attention in bf16 or fp16 with cuDNN's fused kernel, without an S x T array.
 
     Raises:
         ValueError: more than plain causal attention is asked for.

@@ -31,7 +31,7 @@ PAIR_CLASSES = 2
 
 
 class Bert(Model):
-    """Embedding, blocks, masked-LM head and, for pairs of texts, pooler and sentence-order head."""
+    """Encoder-only model: embedding, blocks, masked-LM head and, for pairs of texts, pooler and sentence-order head."""
 
     causal = False
     sees = "full"
@@ -63,22 +63,25 @@ class Bert(Model):
 
     @classmethod
     def arrays(cls, config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
-        """See `Model.arrays`; token_types int32 [B, S], and for pairs pair_labels int32 [B] (-1: none)."""
+        """Name the arrays of a training batch, see `Model.arrays`.
+
+        token_types int32 [B, S] and segment_ids are among them, and for pairs pair_labels int32 [B] (-1: none).
+        """
         arrays = super().arrays(config, data)
         arrays |= dict.fromkeys(("token_types", "segment_ids"), arrays["tokens"])
         return arrays | ({"pair_labels": RowArray((), np.int32)} if config.pair_task else {})
 
     @classmethod
     def head_matrices(cls, config: ModelConfig) -> int:
-        """Count the transform, and the pooler for pairs."""
+        """Return how many matrices [D, D] the heads have: the transform and, for pairs, the pooler."""
         return 1 + config.pair_task
 
     def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
-        """What the blocks need to know of a batch: padding is a segment of its own."""
+        """Return the context of the blocks for a batch, in which padding is a segment of its own."""
         return Context(layout, batch.get("segment_ids"), keys=keys)
 
     def embed(self, batch: Batch, context: Context) -> jax.Array:
-        """Tokens [B, S] -> residual stream [B, S, D]."""
+        """Embed tokens [B, S] into the residual stream [B, S, D]."""
         layout, positions = context.layout, batch["positions"] + self.config.position_offset
         x = layout.lookup(
             (self.word_embedding[...], batch["tokens"], "vocab"),
@@ -92,15 +95,18 @@ class Bert(Model):
         return self.drop_embedding(x, context)
 
     def hidden(self, batch: Batch, context: Context) -> jax.Array:
-        """Tokens [B, S] -> hidden states [B, S, D] before the heads."""
+        """Run the model on tokens [B, S] up to the hidden states [B, S, D] that the heads read."""
         return self.normed(self.run(self.embed(batch, context), context)[0])
 
     def normed(self, x: jax.Array) -> jax.Array:
-        """What leaves the last block [B, S, D], normalised; with norms after the sums it already is."""
+        """Normalise the output [B, S, D] of the last block, unless norms after the sums have already done so."""
         return self.final_norm(x) if self.config.norm_placement == "pre" else x
 
     def head_losses(self, x: jax.Array, batch: Batch, context: Context) -> Losses:
-        """Cross-entropy of the masked tokens and, with `pair_task`, of the order by `batch["sample_weights"]` [B]."""
+        """Return the cross-entropy of the masked tokens and, with `pair_task`, that of the order of pairs.
+
+        The latter is weighted by `batch["sample_weights"]` [B].
+        """
         x, layout = self.normed(x), context.layout
         predicted = self.transformed(x, layout)
         table, labels, weights = self.word_embedding[...], batch["labels"], batch["weights"]
@@ -113,18 +119,18 @@ class Bert(Model):
         return losses
 
     def transformed(self, x: jax.Array, layout: Layout) -> jax.Array:
-        """Hidden states [B, S, D] -> [B, S, D], to be compared with the rows of the embedding."""
+        """Transform hidden states [B, S, D] for the comparison with the rows of the embedding."""
         y = add_bias(linear(x, layout.weights(self.transform)[...]), self.transform_bias[...])
         return self.transform_norm(ACTIVATIONS[self.config.head_activation or self.config.activation](y))
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Hidden states [B, S, D] -> fp32 logits [B, S, vocab_size] of the ids that count."""
+        """Return fp32 logits [B, S, vocab_size] of hidden states [B, S, D], without those of padding ids."""
         x, table = self.transformed(x, Layout()), self.word_embedding[: self.vocab_size]
         logits = jnp.einsum("bsd,vd->bsv", x, table, preferred_element_type=jnp.float32)
         return logits + self.head_bias[: self.vocab_size]
 
     def pair_logits(self, x: jax.Array, layout: Layout) -> jax.Array:
-        """Hidden states [B, S, D] -> fp32 logits [B, 2] of the order: as written, swapped."""
+        """Return fp32 logits [B, 2] of the order of a pair (as written, swapped) from hidden states [B, S, D]."""
         # Whole, and so its gradient: of so few rows the compiler would cut that over `tensor`, and then move the pieces
         # to where `fsdp` wants them.
         pooler = layout.shard(layout.weights(self.pooler)[...], None, None)
@@ -135,6 +141,9 @@ class Bert(Model):
 
 
 def first_token(x: jax.Array, layout: Layout) -> jax.Array:
-    """[B, S, D] -> [B, D] of place 0, whichever device holds it: a sum, as the compiler cannot split an index."""
+    """Return the hidden state [B, D] of place 0 from x [B, S, D], whichever device holds it.
+
+    It is written as a sum, as the compiler cannot split an index.
+    """
     is_first = layout.token_order(x.shape[1]) == 0
     return jnp.where(is_first[:, None], x, 0).sum(axis=1)

@@ -1,4 +1,4 @@
-"""One transformer block, and many of them as one scan, a pattern of kinds of layers in each of its turns.
+"""Transformer blocks: one of them, and many as one scan that runs a pattern of kinds of layers in each of its turns.
 
 Shapes: B batch, S sequence, D embed, L layers.
 """
@@ -31,8 +31,9 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then the same with the MLP; with norms after the sums, norm(x + attention(x)); with norms
-    of the branches, x + norm(attention(norm(x))).
+    """Transformer block: x + attention(norm(x)), then the same with the MLP.
+
+    With norms after the sums it is norm(x + attention(x)), and with norms of the branches x + norm(attention(norm(x))).
     """
 
     def __init__(self, key: jax.Array, config: ModelConfig, *, causal: bool = True, dense: bool = False) -> None:
@@ -49,17 +50,17 @@ class Block(nnx.Module):
         self.mlp = Moe(mlp_key, config) if config.experts and not dense else Mlp(mlp_key, config)
 
     def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
-        """[B, S, D] residual stream -> [B, S, D], and the losses that arise inside."""
+        """Run the block on the residual stream [B, S, D] and return it with the losses that arise inside."""
         return self.residual(x, context, self.attention)
 
     def residual(self, x: jax.Array, context: Context, attend: Attend) -> tuple[jax.Array, Losses]:
-        """The block with its attention replaced by `attend` (decoding attends to a cache)."""
+        """Run the block with its attention replaced by `attend` (decoding attends to a cache)."""
         x = checkpoint_name(x, "block_input")
         x = self._join(x, lambda x: attend(x, context), self.attention_norm, context, "attention_output")
         return self._feed_forward(x, context)
 
     def _feed_forward(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
-        """The residual stream after the MLP, and what a mixture asks of its router."""
+        """Return the residual stream after the MLP, and the losses of a mixture's router."""
         losses: Losses = {}
 
         def branch(x: jax.Array) -> jax.Array:
@@ -72,10 +73,10 @@ class Block(nnx.Module):
         return self._join(x, branch, self.mlp_norm, context, "mlp_output"), losses
 
     def _join(self, x: jax.Array, branch: Branch, norm: Norm, context: Context, site: Site) -> jax.Array:
-        """The residual stream after a branch.
+        """Return the residual stream after a branch.
 
-        The sum is worth keeping before it is normalised: with norms after the sums their backward pass would compute
-        the last product of the branch again, and reduce-scatter it over `tensor` again.
+        The sum is tagged before it is normalised. Otherwise, with norms after the sums, their backward pass would
+        compute the last product of the branch again, and reduce-scatter it over `tensor` again.
         """
         y = branch(norm(x) if self.pre_norm else x)
         if hasattr(self, "mlp_branch_norm"):
@@ -87,31 +88,31 @@ class Block(nnx.Module):
 
 
 def stack_blocks(key: jax.Array, config: ModelConfig, *, causal: bool = True) -> Block:
-    """All layers as one Block whose weights have a leading dimension L; layer i depends on (key, i) alone."""
+    """Draw all layers as one Block whose weights have a leading dimension L; layer i depends on (key, i) alone."""
     return stack_layers(key, config.num_layers, lambda key: Block(key, config, causal=causal))
 
 
 def stack_layers(key: jax.Array, count: int, layer: Callable[[jax.Array], M]) -> M:
-    """`count` modules as one whose weights have a leading dimension; the i-th depends on (key, i) alone."""
+    """Draw `count` modules as one whose weights have a leading dimension; the i-th depends on (key, i) alone."""
     return jax.vmap(layer)(jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count)))
 
 
 class Units(NamedTuple):
-    """Stacked arrays of layers as a scan over a pattern of p kinds runs them."""
+    """Stacked arrays of n layers, divided for a scan over a pattern of p kinds of layers."""
 
     whole: Any
-    """[n / p, p, ...], all whole patterns; [n, ...] if there is one kind."""
+    """Arrays [n / p, p, ...] of all whole patterns; [n, ...] if there is one kind."""
     rest: Any
-    """[n mod p, ...] the layers of a pattern that the depth breaks off, or None."""
+    """Arrays [n mod p, ...] of the layers after the last whole pattern, or None."""
 
     def layers(self, period: int) -> int:
-        """Return n."""
+        """Return n, the number of layers, for a pattern of `period` kinds."""
         whole, rest = (jax.tree.leaves(part) for part in self)
         return whole[0].shape[0] * period + (rest[0].shape[0] if rest else 0)
 
 
 def in_units(stacked: Any, period: int) -> Units:
-    """Arrays [n, ...] of stacked layers by whole patterns of `period` layers; cut in two only where one breaks off."""
+    """Divide stacked arrays [n, ...] into whole patterns of `period` layers and a rest, if there is one."""
     if period == 1:
         return Units(stacked, None)
     count = jax.tree.leaves(stacked)[0].shape[0] // period
@@ -123,16 +124,17 @@ def in_units(stacked: Any, period: int) -> Units:
 def scan_units(
     layers: Sequence[Callable[..., tuple[jax.Array, Any]]], x: jax.Array, units: Units, remat: Remat = lambda f: f
 ) -> tuple[jax.Array, Any]:
-    """Run layers one after the other, a whole pattern in each turn of a scan.
+    """Run layers one after the other in a scan with one whole pattern a turn.
 
     Args:
-        layers: one function a kind, of x and the arrays of its layer; it returns x and what the layer makes besides.
-        x: what the first layer starts from.
-        units: of a tuple of arrays, or of trees of arrays, of all layers.
+        layers: one function for each kind; it takes x and the arrays of a layer, and returns x and the layer's other
+            outputs.
+        x: input of the first layer.
+        units: divided tuple of stacked arrays, or trees of arrays, of all layers.
         remat: wraps a layer with the rematerialisation policy.
 
     Returns:
-        What the last layer returns, and what all layers make besides, stacked [n, ...].
+        x after the last layer, and the other outputs of all layers, stacked [n, ...].
     """
     if len(layers) == 1:
         only = remat(layers[0])
@@ -158,14 +160,14 @@ def scan_units(
 
 
 def _take(place: int, stacked: jax.Array) -> jax.Array:
-    """One array of a unit [p, ...]; a split is what no rematerialisation policy keeps (see `parallel.remat`)."""
+    """Take one array out of a unit [p, ...] by a split, which no remat policy keeps (see `parallel.remat`)."""
     return jax.lax.split(stacked, (1,) * stacked.shape[0])[place].reshape(stacked.shape[1:])
 
 
 def run_blocks(
     blocks: nnx.Module, x: jax.Array, context: Context, remat: Remat = lambda f: f, first_layer: jax.Array | int = 0
 ) -> tuple[jax.Array, Losses]:
-    """Run stacked blocks one after the other: compile time does not grow with depth.
+    """Run stacked blocks one after the other in a scan, so that compile time does not grow with depth.
 
     Args:
         blocks: stacked, leading dimension L.
@@ -183,7 +185,7 @@ def run_blocks(
 def run_units(
     units: Units, x: jax.Array, context: Context, remat: Remat = lambda f: f, first_layer: jax.Array | int = 0
 ) -> tuple[jax.Array, Losses]:
-    """Run blocks that `in_units` has made ready; see `run_blocks`."""
+    """Run blocks that `in_units` has divided; see `run_blocks`."""
 
     def layer(of_kind: Context, x: jax.Array, block: Any, number: jax.Array) -> tuple[jax.Array, Losses]:
         keys = None if context.keys is None else layer_keys(context.keys, number + 1)

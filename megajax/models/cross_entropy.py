@@ -22,20 +22,20 @@ Sums = tuple[jax.Array, jax.Array | None]
 
 
 class LinearLoss(NamedTuple):
-    """Loss and its gradients."""
+    """Loss of the head and its gradients."""
 
     loss: jax.Array
-    """Scalar fp32: sum of weight x token loss."""
+    """Sum of weight x token loss, scalar fp32."""
     dx: jax.Array
-    """[T, D]."""
+    """Gradient of the hidden states, [T, D]."""
     dhead: jax.Array
-    """[V, D] fp32, or [D, V] as the head."""
+    """Gradient of the head, [V, D] or [D, V] as the head is, fp32."""
     dbias: jax.Array | None
-    """[V] fp32, where the head has a bias."""
+    """Gradient of the head's bias, [V] fp32; None where it has none."""
 
 
 def identity(x: jax.Array) -> jax.Array:
-    """The reduction over a vocabulary that is not sharded."""
+    """Return x as it is: the reduction over a vocabulary that is not sharded."""
     return x
 
 
@@ -47,15 +47,16 @@ def token_losses(
     psum: Callable[[jax.Array], jax.Array] = identity,
     pmax: Callable[[jax.Array], jax.Array] = identity,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Cross-entropy over a vocabulary of which this shard holds some columns (megatron.md: three reductions of [C]).
+    """Compute cross-entropy over a vocabulary of which this shard holds some columns (megatron.md: three reductions of
+    [C]).
 
     Args:
         logits: [C, V] fp32.
         labels: [C] global ids.
         columns: [V] global id of each column; those >= vocab_size are padding and take no part in the softmax.
-        vocab_size: ids that count.
+        vocab_size: number of ids that are not padding.
         psum: sum over the shards of the vocabulary.
-        pmax: maximum over them.
+        pmax: maximum over the shards of the vocabulary.
 
     Returns:
         losses [C], probabilities [C, V], one-hot labels [C, V] (bool).
@@ -80,19 +81,19 @@ def chunked_loss(
     transposed: bool = False,
     softcap: float | None = None,
 ) -> LinearLoss:
-    """Sum of weighted token losses and, if asked for, its gradients, one chunk of tokens after the other.
+    """Return the sum of weighted token losses and, if asked for, its gradients, one chunk of tokens after the other.
 
     Args:
         x: [T, D] hidden states.
         head: [V, D] output matrix (of this shard).
-        labels: [T].
+        labels: [T] ids of the next tokens.
         weights: [T] fp32 loss mask, times the loss scale.
         loss_fn: `token_losses` with everything but logits and labels bound.
         with_gradients: False gives dx, dhead and dbias of size zero.
         bias: [V] added to the logits.
-        transposed: the head is [D, V], and so is its gradient: gathered along D, and to be scattered along D, they lie
-            like this, and would otherwise be copied.
-        softcap: see `capped`.
+        transposed: the head and its gradient are [D, V]. A head that is gathered along D, and whose gradient is
+            scattered along D, lies like this and would otherwise be copied.
+        softcap: cap of the logits, see `capped`.
     """
     matrix = "dv" if transposed else "vd"
     tokens, chunk = x.shape[0], chunk_size(x.shape[0], head.shape[matrix.index("v")])
@@ -143,7 +144,7 @@ def capped(logits: jax.Array, softcap: float | None) -> jax.Array:
 
 
 def chunk_size(tokens: int, vocab: int) -> int:
-    """Tokens of a chunk: as few, equal chunks as keep the logits within CHUNK_LOGITS."""
+    """Return the tokens of a chunk: as few, equal chunks as keep the logits within CHUNK_LOGITS."""
     limit = max(1, CHUNK_LOGITS // vocab)
     chunks = -(-tokens // limit)
     return -(-tokens // chunks)
@@ -159,16 +160,16 @@ def linear_cross_entropy(
     bias: jax.Array | None = None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Sum over tokens of weight x cross-entropy of softmax(x head^T + bias), scalar fp32.
+    """Return the sum over tokens of weight x cross-entropy of softmax(x head^T + bias), scalar fp32.
 
     Args:
         x: [B, S, D] output of the final norm.
         head: [V, D] output matrix; rows >= vocab_size are padding.
         labels: [B, S] ids of the next tokens.
         weights: [B, S] fp32 loss mask (times the loss scale under fp16).
-        vocab_size: ids that count.
-        bias: [V] of the head.
-        softcap: see `capped`.
+        vocab_size: number of ids that are not padding.
+        bias: [V] bias of the head.
+        softcap: cap of the logits, see `capped`.
     """
     return _local(x, head, labels, weights, vocab_size, bias, softcap, with_gradients=False).loss
 

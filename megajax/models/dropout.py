@@ -20,13 +20,13 @@ SITES: tuple[Site, ...] = get_args(Site)
 
 
 def sample_keys(seed: int | jax.Array, step: jax.Array, sample_ids: jax.Array) -> jax.Array:
-    """One key per sample: [B] global sample numbers -> [B] keys."""
+    """Return one key for each sample: [B] global sample numbers -> [B] keys."""
     key = jax.random.fold_in(jax.random.key(seed), step)
     return jax.vmap(jax.random.fold_in, (None, 0))(key, sample_ids)
 
 
 def layer_keys(keys: jax.Array, layer: jax.Array | int) -> jax.Array:
-    """[B] sample keys -> [B] keys of one layer (the embedding counts as layer 0, blocks from 1)."""
+    """Derive the keys [B] of one layer from sample keys [B] (the embedding counts as layer 0, blocks from 1)."""
     return jax.vmap(jax.random.fold_in, (0, None))(keys, layer)
 
 
@@ -43,9 +43,9 @@ def dropout(
 
     Args:
         x: [B, ...] with one key per row of the batch, and the tokens along dimension `tokens`.
-        rate: share dropped.
+        rate: share of the numbers that is dropped.
         keys: [B] keys of this layer, or None for no dropout (evaluation).
-        site: which of the layer's dropouts this is.
+        site: name of this dropout among those of the layer.
         layout: keeps the mask sharded as x is, and knows which token stands where.
         axes: logical axes of x.
         tokens: dimension of x along which its tokens lie.

@@ -1,6 +1,6 @@
 """Maths of a mixture of experts: which experts a token uses, what they compute, and how evenly they are used.
 
-A router picks k of E MLPs for every token and weighs what they say (1701.06538; 2401.04088 §2.1). No token is dropped
+A router picks k of E MLPs for every token and weighs their outputs (1701.06538; 2401.04088 §2.1). No token is dropped
 and no expert is ever full: the T k assignments are queued by expert, and every expert works through its queue in blocks
 of R rows, as many as it takes. Work follows the load, and memory does not depend on what the router does: beside tokens
 and sums [T, D], forward and backward, one block [R, A, F] and the gradient of one expert are alive. Blocks are computed
@@ -28,18 +28,18 @@ from megajax.models.losses import Losses
 
 C = TypeVar("C")
 TILE = 128
-"""Rows below which a GPU's matrix units idle."""
+"""Rows of a block below which a GPU's matrix units idle."""
 
 
 class Weights(NamedTuple):
-    """Of the mixture of one layer."""
+    """Weights of the mixture of one layer."""
 
     router: Any
-    """[D, E]."""
+    """Router matrix [D, E]."""
     fc1: Any
-    """[n, D, A, F]."""
+    """Input matrices [n, D, A, F] of the experts at hand."""
     fc2: Any
-    """[n, F, D]."""
+    """Output matrices [n, F, D] of the experts at hand."""
 
 
 AXES = Weights(
@@ -47,30 +47,30 @@ AXES = Weights(
     fc1=("experts", "expert_embed", "gate_up", "mlp"),
     fc2=("experts", "mlp", "expert_embed"),
 )
-"""Their logical axes."""
+"""Logical axes of the weights of a mixture."""
 
 
 class Routing(NamedTuple):
-    """What the router says of every token."""
+    """Router output for every token."""
 
     logits: jax.Array
-    """[B, S, E] fp32."""
+    """Router logits [B, S, E], fp32."""
     experts: jax.Array
-    """[B, S, k] int32 numbers of the token's experts, best first."""
+    """Numbers [B, S, k] of every token's experts, best first, int32."""
     shares: jax.Array
-    """[B, S, k] fp32, what each of them counts."""
+    """Factors [B, S, k] of the experts' outputs, fp32."""
 
 
 def mixture(
     x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
 ) -> tuple[jax.Array, Losses]:
-    """The mixture of one layer on one device.
+    """Compute the mixture of one layer on one device.
 
     Args:
         x: [B, S, D] normalised input.
-        weights: of the router and of all experts.
+        weights: those of the router and of all experts.
         token_weights: [B, S] fp32 weights of the tokens in the losses; None for no losses.
-        config: how experts are chosen.
+        config: says how experts are chosen.
 
     Returns:
         [B, S, D], and the losses of the router.
@@ -81,7 +81,10 @@ def mixture(
 
 
 def route(x: jax.Array, router: jax.Array, config: ModelConfig) -> Routing:
-    """Choose by the softmax over all experts, in fp32; renormalised, it is the softmax over the chosen ones."""
+    """Choose the experts of every token by the softmax over all experts, in fp32.
+
+    Renormalised shares are the softmax over the chosen experts alone.
+    """
     logits = jnp.matmul(x.astype(jnp.float32), router.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
     shares, experts = jax.lax.top_k(jax.nn.softmax(logits), config.experts_per_token)
     if config.router_renormalize:
@@ -92,18 +95,19 @@ def route(x: jax.Array, router: jax.Array, config: ModelConfig) -> Routing:
 def router_losses(
     routing: Routing, token_weights: jax.Array, total: Callable[[jax.Array], jax.Array] = lambda x: x
 ) -> Losses:
-    """What these tokens contribute to the losses of the router; tokens of weight 0 take no part.
+    """Return the terms that these tokens add to the losses of the router; tokens of weight 0 add nothing.
 
     "load_balancing_loss" of a sequence is E sum_e f_e P_e (2101.03961 eq. 4): f_e is expert e's share of the sequence's
-    assignments, P_e its mean probability. It is 1 for an undecided router, up to E / k for one that always says the
-    same. Sequences weigh as their tokens do together. That is Megatron-LM's seq_aux_loss; its default takes f and P
-    over a microbatch, so that the loss depends on which sequences share one: on the layout.
+    assignments, P_e its mean probability. It is 1 for an undecided router, and up to E / k for one that always chooses
+    the same experts. The weight of a sequence is the sum of its tokens' weights. That is Megatron-LM's seq_aux_loss;
+    its default takes f and P over a microbatch, so that the loss depends on which sequences share one, and so on the
+    layout.
 
     "z_loss" of a token is the square of the logarithm of the softmax's denominator (2202.08906 eq. 5).
 
     Args:
-        routing: of the tokens at hand.
-        token_weights: [B, S] fp32.
+        routing: that of the tokens at hand.
+        token_weights: [B, S] fp32 weights of the tokens in the losses.
         total: sums [B, ...] over the devices that hold other tokens of the same sequences.
     """
     experts, k = routing.logits.shape[-1], routing.experts.shape[-1]
@@ -129,14 +133,14 @@ def apply_experts(
     first: jax.Array | int,
     config: ModelConfig,
 ) -> jax.Array:
-    """Sum over the experts of a token, as far as they are at hand, of share x MLP.
+    """Return the sum of share x MLP over those of a token's experts that are at hand.
 
     Args:
-        x: [B, S, D].
-        experts: [B, S, k], different numbers for each token.
-        shares: [B, S, k] fp32.
-        fc1: [n, D, A, F] of experts first, ..., first + n - 1; F may be a part of their width.
-        fc2: [n, F, D].
+        x: [B, S, D] normalised input.
+        experts: [B, S, k] numbers of a token's experts, all different.
+        shares: [B, S, k] fp32 factors of their outputs.
+        fc1: [n, D, A, F] input matrices of experts first, ..., first + n - 1; F may be a part of their width.
+        fc2: [n, F, D] output matrices of the same experts.
         first: number of the first expert at hand.
         config: activation, and how many experts there are in all.
 
@@ -194,49 +198,52 @@ apply_experts.defvjp(_forward, _backward)
 
 
 def weighted_mlp(x: jax.Array, shares: jax.Array, fc1: jax.Array, fc2: jax.Array, activation: Activation) -> jax.Array:
-    """[R, D] rows of one expert -> share [R] x MLP; shares go in before fc2, so that no gradient needs its output."""
+    """Apply the MLP of one expert to rows [R, D] and multiply the result by their shares [R].
+
+    The shares are multiplied in before fc2, so that no gradient needs the output of fc2.
+    """
     hidden = jnp.matmul(x, fc1.reshape(fc1.shape[0], -1)).reshape(-1, *fc1.shape[1:])
     hidden = activate(hidden, activation).astype(jnp.float32) * shares[:, None]
     return jnp.matmul(hidden.astype(x.dtype), fc2)
 
 
 class Queues(NamedTuple):
-    """Assignments in the order in which experts take them; assignment i is choice i % k of token i // k."""
+    """Assignments sorted by expert; assignment i is choice i % k of token i // k."""
 
     order: jax.Array
-    """[T k] numbers of assignments, by expert."""
+    """Numbers [T k] of the assignments, sorted by expert."""
     starts: jax.Array
-    """[n] where the queue of each expert at hand begins in `order`."""
+    """Places [n] in `order` where the queue of each expert at hand begins."""
     ends: jax.Array
-    """[n] and where it ends."""
+    """Places [n] in `order` where the queue of each expert at hand ends."""
 
 
 def queue(experts: jax.Array, count: int, first: jax.Array | int) -> Queues:
-    """Queue assignments [..., k] before experts first, ..., first + count - 1, tokens of an expert in their order."""
+    """Sort assignments [..., k] into queues of experts first, ..., first + count - 1, each in the order of tokens."""
     numbers = first + jnp.arange(count)
     flat = experts.reshape(-1, 1)
     return Queues(jnp.argsort(flat[:, 0], stable=True), (flat < numbers).sum(axis=0), (flat <= numbers).sum(axis=0))
 
 
 class Rows(NamedTuple):
-    """The next R assignments of a queue. Where it has ended the numbers are out of range, and all different."""
+    """Next R assignments of a queue. Past its end the numbers are out of range and all different."""
 
     assignments: jax.Array
     tokens: jax.Array
 
     def of_tokens(self, x: jax.Array) -> jax.Array:
-        """[B, S, D] -> [R, D]; zeros where the queue has ended."""
+        """Gather the rows [R, D] of these tokens from x [B, S, D]; rows past the end of the queue are zero."""
         return x.reshape(-1, x.shape[-1]).at[self.tokens].get(mode="fill", fill_value=0, unique_indices=True)
 
     def of_assignments(self, shares: jax.Array) -> jax.Array:
-        """[B, S, k] -> [R]; zeros where the queue has ended."""
+        """Gather the shares [R] of these assignments from [B, S, k]; those past the end of the queue are zero."""
         return shares.reshape(-1).at[self.assignments].get(mode="fill", fill_value=0, unique_indices=True)
 
 
 def in_blocks(
     block: Callable[[Rows, C], C], carry: C, order: jax.Array, start: jax.Array, end: jax.Array, config: ModelConfig
 ) -> C:
-    """Work through the queue order[start:end], R rows at a time."""
+    """Work through the queue order[start:end] in blocks of R rows."""
     k = config.experts_per_token
     size = block_rows(len(order) // k, config)
 
@@ -250,7 +257,10 @@ def in_blocks(
 
 
 def block_rows(tokens: int, config: ModelConfig) -> int:
-    """R: a quarter of the mean queue, in whole tiles, so that an expert wastes an eighth of its work on average."""
+    """Return R, the rows of a block: a quarter of the mean queue, rounded to whole tiles.
+
+    The last block of a queue is half empty on average, which wastes an eighth of an expert's work.
+    """
     mean = tokens * config.experts_per_token / config.experts
     return min(tokens, TILE * max(1, round(mean / 4 / TILE)))
 

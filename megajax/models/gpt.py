@@ -24,7 +24,7 @@ from megajax.models.rope import Angles, rope_angles
 
 
 class Gpt(Model):
-    """Embedding, blocks, final norm, head."""
+    """Decoder-only model: embedding, blocks, final norm and head."""
 
     writes = "continuation"
 
@@ -48,13 +48,16 @@ class Gpt(Model):
 
     @classmethod
     def arrays(cls, config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
-        """See `Model.arrays`; segment_ids where documents, or conversations, do not see each other."""
+        """Name the arrays of a training batch, see `Model.arrays`.
+
+        segment_ids are among them where documents or conversations must not see each other.
+        """
         arrays = super().arrays(config, data)
         apart = data.reset_attention or data.kind == "instruction"
         return arrays | ({"segment_ids": arrays["tokens"]} if apart else {})
 
     def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
-        """What the blocks need to know of a batch."""
+        """Return the context of the blocks for a batch."""
         config = self.config
         angles = rope_angles(batch["positions"], config) if config.positions == "rope" else None
         bias = alibi(config.num_heads) if config.positions == "alibi" else None
@@ -63,7 +66,7 @@ class Gpt(Model):
         return context._replace(kinds=self._kinds(batch, angles))
 
     def _kinds(self, batch: Batch, angles: Angles | None) -> tuple[Kind, ...]:
-        """The layer pattern with what its layers need to know of a batch."""
+        """Return the kind of every layer of the pattern, with the window and angles that it has for a batch."""
         config = self.config
         kinds = {"global": Kind(None, angles), "local": Kind(config.window, angles)}
         if config.rope_local_base is not None:
@@ -72,11 +75,11 @@ class Gpt(Model):
 
     @property
     def stacked(self) -> tuple[Block, ...]:
-        """See `Model.stacked`; dense layers come before those with experts."""
+        """Return the stacks of blocks, see `Model.stacked`; dense layers come before those with experts."""
         return (self.dense_blocks, self.blocks) if self.config.dense_layers else (self.blocks,)
 
     def embed(self, batch: Batch, context: Context) -> jax.Array:
-        """Tokens [B, S] -> residual stream [B, S, D]."""
+        """Embed tokens [B, S] into the residual stream [B, S, D]."""
         tables: list[Table] = [(self.word_embedding[...], batch["tokens"], "vocab")]
         if self.config.positions == "learned":
             tables.append((self.position_embedding[...], batch["positions"], "positions"))
@@ -88,22 +91,22 @@ class Gpt(Model):
         return self.drop_embedding(x, context)
 
     def hidden(self, batch: Batch, context: Context) -> jax.Array:
-        """Tokens [B, S] -> normalised hidden states [B, S, D] before the head."""
+        """Run the model on tokens [B, S] up to the normalised hidden states [B, S, D] that the head reads."""
         return self.final_norm(self.run(self.embed(batch, context), context)[0])
 
     def head_losses(self, x: jax.Array, batch: Batch, context: Context) -> Losses:
-        """Cross-entropy of the next token."""
+        """Return the cross-entropy of the next token."""
         x = self.final_norm(x)
         of_head = (self.output_matrix, batch["labels"], batch["weights"], self.vocab_size)
         return {"lm loss": context.layout.cross_entropy(x, *of_head, softcap=self.config.logit_softcap)}
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Hidden states [..., D] -> fp32 logits [..., vocab_size] of the ids that count."""
+        """Return fp32 logits [..., vocab_size] of hidden states [..., D], without those of padding ids."""
         logits = jnp.einsum("...d,vd->...v", x, self.output_matrix, preferred_element_type=jnp.float32)
         logits = logits[..., : self.vocab_size]  # not the table: a slice of that would gather it over `tensor`
         return capped(logits, self.config.logit_softcap)
 
     @property
     def output_matrix(self) -> jax.Array:
-        """[V, D], the token embedding when the head is tied to it (1608.05859)."""
+        """Return the output matrix [V, D], which is the token embedding when the head is tied to it (1608.05859)."""
         return self.word_embedding[...] if self.config.tied_head else self.head[...]

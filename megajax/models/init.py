@@ -1,7 +1,7 @@
-"""How parameters are declared: initial value, logical axes and role in one line.
+"""Declaration of parameters: initial value, logical axes and role in one line.
 
 A logical axis names what a dimension is (`embed`, `mlp`, ...); `megajax.parallel.rules` decides which mesh axis it is
-sharded over. A role says how the optimizer treats it: only "matrix" and "embedding" decay.
+sharded over. A role says how the optimizer treats a parameter: weight decay acts on "matrix" and "embedding" alone.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ Role = Literal["matrix", "embedding", "bias", "norm"]
 def normal(
     key: jax.Array, shape: tuple[int, ...], std: float, axes: tuple[str, ...], role: Role = "matrix"
 ) -> nnx.Param:
-    """Weights drawn from N(0, std^2), fp32."""
+    """Draw weights from N(0, std^2), fp32."""
     return nnx.Param(exact_normal(key, shape, std), axes=axes, role=role)
 
 
 def zeros(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
-    """A bias."""
+    """Make a bias, all zeros."""
     return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes, role="bias")
 
 
 def norm_scale(size: int, axis: str, value: float = 1.0) -> nnx.Param:
-    """The gain of a norm, all ones unless another value is given."""
+    """Make the gain of a norm, all ones unless another value is given."""
     return nnx.Param(jnp.full((size,), value, jnp.float32), axes=(axis,), role="norm")
 
 
 def norm_bias(size: int, axis: str) -> nnx.Param:
-    """The shift of a LayerNorm, all zeros."""
+    """Make the shift of a LayerNorm, all zeros."""
     return nnx.Param(jnp.zeros((size,), jnp.float32), axes=(axis,), role="norm")
 
 
 def exact_normal(key: jax.Array, shape: tuple[int, ...], std: float) -> jax.Array:
-    """N(0, std^2) whose bits depend on key, shape and std alone: not on sharding, compiler or device.
+    """Draw from N(0, std^2) numbers whose bits depend on key, shape and std alone: not on sharding, compiler or device.
 
     `jax.random.normal` goes through a polynomial, which compilers round differently in the middle and at the edge of a
     shard. Here a number is (a + b) * constant, two rounded operations that leave no choice, with a and b read from a
@@ -54,7 +54,7 @@ def exact_normal(key: jax.Array, shape: tuple[int, ...], std: float) -> jax.Arra
 
 @cache
 def _quantiles() -> np.ndarray:
-    """Centers of 2^16 equally likely slices of N(0, 1), scaled to variance 1."""
+    """Return the centers of 2^16 equally likely slices of N(0, 1), scaled to variance 1."""
     inverse = NormalDist().inv_cdf
     values = np.array([inverse((i + 0.5) / 2**16) for i in range(2**16)])
     return (values / values.std()).astype(np.float32)

@@ -1,4 +1,6 @@
-"""The few places where a parallel layout may step into the maths, and what they do on one device: nothing.
+"""The interface between models and parallel layouts: the few places where a layout may step into the maths.
+
+On one device these methods add nothing to the maths.
 
 Models call these methods and never ask what a mesh is; `megajax.parallel.layout.MeshLayout` overrides them.
 
@@ -20,30 +22,35 @@ from megajax.models.losses import Losses
 
 M = TypeVar("M")
 Table = tuple[jax.Array, jax.Array, str]
-"""Weights [V, D], ids [B, S] of the rows to look up, logical axis of the rows."""
+"""Weights [V, D], ids [B, S] of the rows to look up, and the logical axis of the rows."""
 
 
 class Layout:
-    """One device. Every method is the plain definition of what a mesh has to reproduce."""
+    """Layout of one device, in which every method is the plain definition of what a mesh has to reproduce."""
 
     def weights(self, module: M) -> M:
-        """Give a module's weights as the computation needs them (a mesh gathers what is sharded at rest)."""
+        """Return a module with weights as the computation needs them (a mesh gathers what is sharded at rest)."""
         return module
 
     def enter_tensor(self, x: jax.Array) -> jax.Array:
-        """[B, S, D] residual stream -> input of a column-parallel layer (1909.08053 §3: f; 2205.05198 §4.2.2: g)."""
+        """Turn the residual stream [B, S, D] into the input of a column-parallel layer (1909.08053 §3: f; 2205.05198
+        §4.2.2: g).
+        """
         return x
 
     def leave_tensor(self, x: jax.Array) -> jax.Array:
-        """[B, S, D] output of a row-parallel layer -> residual stream (the conjugate of `enter_tensor`)."""
+        """Turn the output [B, S, D] of a row-parallel layer into the residual stream (conjugate of `enter_tensor`)."""
         return x
 
     def shard(self, x: jax.Array, *axes: str | None) -> jax.Array:
-        """Name the logical axis of every dimension of an activation (None: not sharded)."""
+        """Shard an activation by the logical axes of its dimensions (None: not sharded)."""
         return x
 
     def token_order(self, length: int) -> np.ndarray:
-        """[S] true place of the token at each place of a sequence (context parallelism holds them in another order)."""
+        """Return the true place of the token at each place of a sequence, [S].
+
+        Context parallelism holds tokens in another order.
+        """
         return np.arange(length, dtype=np.int32)
 
     def attention(
@@ -55,18 +62,21 @@ class Layout:
         segment_ids: jax.Array | None,
         drop: Drop | None,
     ) -> jax.Array:
-        """Self-attention; see `xla_attention` for shapes. Keys (the last dim that `drop` sees) are in true order."""
+        """Compute self-attention; see `xla_attention` for shapes.
+
+        Keys, the last dimension that `drop` sees, are in true order.
+        """
         places = self.token_order(q.shape[1])
         return attend(q, k, v, pattern, (places, places), (segment_ids, segment_ids), drop)
 
     def experts(
         self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
     ) -> tuple[jax.Array, Losses]:
-        """Mixture of experts [B, S, D] -> [B, S, D], and the losses of its router; see `mixture`."""
+        """Compute a mixture of experts [B, S, D] -> [B, S, D] and the losses of its router, see `mixture`."""
         return mixture(x, weights, token_weights, config)
 
     def lookup(self, *tables: Table) -> jax.Array:
-        """Sum over the tables of the rows that their ids name -> [B, S, D]."""
+        """Look up the rows [B, S, D] that the ids of each table name, and add them up over the tables."""
         return sum((weights[ids] for weights, ids, _ in tables[1:]), start=tables[0][0][tables[0][1]])
 
     def cross_entropy(
@@ -79,7 +89,7 @@ class Layout:
         bias: jax.Array | None = None,
         softcap: float | None = None,
     ) -> jax.Array:
-        """Weighted sum of token losses, scalar fp32; see `linear_cross_entropy`."""
+        """Return the weighted sum of token losses, scalar fp32; see `linear_cross_entropy`."""
         return linear_cross_entropy(x, head, labels, weights, vocab_size, bias, softcap)
 
 
@@ -92,6 +102,6 @@ def attend(
     segments: tuple[jax.Array | None, jax.Array | None],
     drop: Drop | None = None,
 ) -> jax.Array:
-    """Attention of queries and keys that stand at the given places, in the given documents (None: in one)."""
+    """Compute attention between queries and keys at the given places, in the given documents (None: all in one)."""
     bias = None if pattern.bias is None else pattern.bias(*places)
     return xla_attention(q, k, v, pattern.visible(*places, *segments), drop, bias, pattern.scale, pattern.softcap)

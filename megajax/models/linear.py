@@ -12,15 +12,16 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 WEIGHTS = "weights"
-"""Name of weights in the form in which a layer uses them."""
+"""Name under which checkpointing knows weights in the form in which a layer uses them."""
 
 
 def linear(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
-    """Contract the last `contract` dims of x [B, S, ...] with the first ones of weight -> [B, S, rest of weight].
+    """Contract the last `contract` dims of x [B, S, ...] with the first ones of weight into [B, S, rest of weight].
 
-    The dims of the result are never flattened: where a mesh axis cuts one that is not the first of them, as F of a
-    gated [D, 2, F], no flat dim can be cut alike, and the whole weight would be gathered over `tensor`. Compilers make
-    the plain product of it after partitioning. The dims that are contracted are cut along the first one, if at all.
+    The dims of the result are never flattened. A mesh axis may cut one that is not the first of them, such as F of a
+    gated [D, 2, F]; a flat dim could not be cut in the same way, and the whole weight would be gathered over `tensor`.
+    Compilers turn this into a plain matrix product after partitioning. The contracted dims are cut along the first one,
+    if at all.
     """
     rest = weight.shape[contract:]
     inner = math.prod(weight.shape[:contract])
@@ -30,9 +31,9 @@ def linear(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
 
 
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
-    """Sum of x [B, S, ...] and bias [...], in x's dtype and with the bits of a sum in that dtype.
+    """Add bias [...] to x [B, S, ...] in x's dtype, with the bits of a sum in that dtype.
 
-    The gradient of the bias is a sum over tokens. Written like this it is taken in fp32; in 16 bits it would lose what
-    is small against the sum so far, a tenth of 10,000 tokens.
+    The gradient of the bias is a sum over tokens. Written like this the sum is taken in fp32; in 16 bits it would lose
+    terms that are small against the sum so far, a tenth of 10,000 tokens.
     """
     return (x.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""What training minimises: a few named terms and how they add up."""
+"""The objective of training: a few named terms and their sum with factors."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import jax.numpy as jnp
 from megajax.config.model import ModelConfig
 
 Losses = dict[str, jax.Array]
-"""Terms by the names under which Megatron-LM logs them, each a weighted sum, fp32 scalar."""
+"""Terms of the loss by the names under which Megatron-LM logs them, each a weighted sum, fp32 scalar."""
 
 BESIDES = ("sop loss", "load_balancing_loss", "z_loss")
-"""Terms that a model may have besides "lm loss"."""
+"""Names of the terms that a model may have besides "lm loss"."""
 
 
 def coefficients(config: ModelConfig) -> dict[str, float]:
-    """Factor of every term that a model may have."""
+    """Return the factor of every term that a model may have."""
     return {"lm loss": 1.0, "sop loss": 1.0, "load_balancing_loss": config.balance_loss, "z_loss": config.z_loss}
 
 
 def add(a: Losses, b: Losses) -> Losses:
-    """Sum of two sets of terms; one that is missing counts as 0."""
+    """Add up two sets of terms; one that is missing counts as 0."""
     return {name: a.get(name, 0) + jnp.asarray(b.get(name, 0)) for name in {**a, **b}}
 
 
 def objective(losses: Losses, config: ModelConfig) -> jax.Array:
-    """The number whose gradient is taken."""
+    """Return the number whose gradient is taken, the sum of factor x term."""
     factors = coefficients(config)
     return sum((factors[name] * loss for name, loss in losses.items()), start=jnp.float32(0))

@@ -17,7 +17,7 @@ from megajax.models.linear import add_bias, linear
 
 
 class Mlp(nnx.Module):
-    """Widen, activate, narrow."""
+    """Feed-forward layer that widens, activates and narrows again."""
 
     def __init__(self, key: jax.Array, config: ModelConfig, size: int | None = None) -> None:
         """Draw the weights of one layer; `size` is F, unset = `config.ffn_size`."""
@@ -32,7 +32,7 @@ class Mlp(nnx.Module):
             self.fc2_bias = zeros((d,), ("norm",))
 
     def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-        """[B, S, D] normalised input -> [B, S, D] branch that joins the residual stream."""
+        """Map a normalised input [B, S, D] to the branch [B, S, D] that joins the residual stream."""
         layout = context.layout
         hidden = linear(layout.enter_tensor(x), self.fc1[...])
         if hasattr(self, "fc1_bias"):

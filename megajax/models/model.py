@@ -26,7 +26,7 @@ Batch = dict[str, jax.Array]
 
 
 class RowArray(NamedTuple):
-    """What one sample contributes to an array of a batch."""
+    """Shape and dtype of one sample's part of an array of a batch."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -37,20 +37,23 @@ class Stack(NamedTuple):
 
     layers: int
     sequence: int
-    """Tokens of a sample."""
+    """Tokens of a sample in these layers."""
     memory: int = 0
-    """Tokens of the encoder's output that every layer looks at as well; 0 = none."""
+    """Tokens of the encoder's output that every layer attends to as well; 0 = none."""
 
 
 class Model(nnx.Module):
-    """Embedding, blocks, head. `blocks` is what a pipeline runs; the rest every stage has."""
+    """Base class of the model families: embedding, blocks and head.
+
+    A pipeline distributes `blocks`; every stage has the rest.
+    """
 
     causal: ClassVar[bool] = True
-    """Whether the blocks that a pipeline runs see the past only."""
+    """True if the blocks that a pipeline runs see the past only."""
     sees: ClassVar[str] = "causal"
-    """Who looks at whom, in words for the log."""
+    """Attention of the model in a few words for the log."""
     writes: ClassVar[Literal["continuation", "answer"] | None] = None
-    """The text that it makes of a prompt: what follows it, or what a decoder writes after an encoder has read it."""
+    """Kind of text that the model generates from a prompt: its continuation, or the answer of a decoder to it."""
     config: ModelConfig
     blocks: Block
     word_embedding: nnx.Param
@@ -63,9 +66,9 @@ class Model(nnx.Module):
     def arrays(cls, config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
         """Name the arrays of a training batch, without its dimension B.
 
-        All families: tokens and labels int32 [B, S], loss_mask fp32 [B, S], sample_ids uint32 [B] (dropout keys follow
-        from them), and segment_ids int32 [B, S] where tokens see those of their own segment only, padding being one of
-        its own. Most have positions int32 [B, S] as well.
+        All families have tokens and labels int32 [B, S], loss_mask fp32 [B, S] and sample_ids uint32 [B], from which
+        dropout keys follow. They have segment_ids int32 [B, S] where tokens see only those of their own segment;
+        padding is a segment of its own. Most have positions int32 [B, S] as well.
         """
         ids, mask = RowArray((data.seq_length,), np.int32), RowArray((data.seq_length,), np.float32)
         return {
@@ -83,7 +86,7 @@ class Model(nnx.Module):
 
     @classmethod
     def decoder_tokens(cls, data: DataConfig) -> int:
-        """Return T, the tokens of a sample that a decoder beside an encoder reads; 0 = there are not two of them."""
+        """Return T, the tokens of a sample that a decoder beside an encoder reads; 0 = there is no such decoder."""
         return 0
 
     @classmethod
@@ -93,31 +96,31 @@ class Model(nnx.Module):
 
     @abstractmethod
     def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
-        """What the blocks need to know of a batch of `arrays`."""
+        """Return the context of the blocks for a batch of `arrays`."""
 
     @abstractmethod
     def embed(self, batch: Batch, context: Context) -> jax.Array:
-        """Tokens -> residual stream [B, S, D]."""
+        """Embed the tokens of a batch into the residual stream [B, S, D]."""
 
     @abstractmethod
     def head_losses(self, x: jax.Array, batch: Batch, context: Context) -> Losses:
-        """Residual stream [B, S, D] after the last block -> the losses of the head.
+        """Return the losses of the head for the residual stream [B, S, D] after the last block.
 
-        `batch["weights"]` [B, S] fp32 are those of the token losses.
+        `batch["weights"]` [B, S] fp32 are the weights of the token losses.
         """
 
     def losses(self, batch: Batch, context: Context, remat: Remat = lambda f: f) -> Losses:
-        """All terms for a batch that has weights."""
+        """Return all terms of the loss for a batch that has weights."""
         x, inside = self.run(self.embed(batch, context), context, remat)
         return add(self.head_losses(x, batch, context), inside)
 
     @property
     def stacked(self) -> tuple[Block, ...]:
-        """Stacks of blocks in the order in which they run, the last one being `blocks`."""
+        """Return the stacks of blocks in the order in which they run; the last one is `blocks`."""
         return (self.blocks,)
 
     def run(self, x: jax.Array, context: Context, remat: Remat = lambda f: f) -> tuple[jax.Array, Losses]:
-        """Run all blocks, [B, S, D] -> [B, S, D]; returns the losses that arise inside as well (see `run_blocks`)."""
+        """Run all blocks on x [B, S, D] and return it with the losses that arise inside (see `run_blocks`)."""
         inside: Losses = {}
         first = 0
         for blocks in self.stacked:
@@ -127,19 +130,19 @@ class Model(nnx.Module):
         return x, inside
 
     def drop_embedding(self, x: jax.Array, context: Context) -> jax.Array:
-        """Dropout on the embedding, as of layer 0."""
+        """Apply dropout to the embedding with the keys of layer 0."""
         keys = None if context.keys is None else layer_keys(context.keys, 0)
         return dropout(x, self.config.hidden_dropout, keys, "embedding", context.layout, RESIDUAL)
 
     @property
     def vocab_size(self) -> int:
-        """Ids that count."""
+        """Return the number of ids that are not padding."""
         assert self.config.vocab_size is not None
         return self.config.vocab_size
 
 
 def vocabulary_table(key: jax.Array, config: ModelConfig) -> nnx.Param:
-    """[V, D] with zero rows after the ids that count, so that padding changes no drawn number."""
+    """Draw an embedding [V, D] whose padding rows are zero, so that padding changes no drawn number."""
     assert config.vocab_size is not None
     rows = exact_normal(key, (config.vocab_size, config.hidden_size), config.init_std)
     padding = config.padded_vocab_size - config.vocab_size

@@ -1,4 +1,5 @@
-"""The feed-forward half of a block as a mixture of experts (Mixtral: 2401.04088), with a shared one (DeepSeek) or not.
+"""The feed-forward half of a block as a mixture of experts (Mixtral: 2401.04088), with or without a shared one
+(DeepSeek).
 
 Shapes: B batch, S sequence, D embed, E experts, A = 2 if gated, else 1, F mlp.
 """
@@ -18,7 +19,7 @@ from megajax.models.mlp import Mlp
 
 
 class Moe(nnx.Module):
-    """A router, E experts, and perhaps an MLP that all tokens go through besides."""
+    """Mixture of a router and E experts, and perhaps a shared MLP that all tokens go through as well."""
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw the weights of one layer."""
@@ -35,7 +36,10 @@ class Moe(nnx.Module):
                 self.shared_gate = normal(gate_key, (d,), config.init_std, ("embed",))
 
     def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
-        """[B, S, D] normalised input -> [B, S, D] branch that joins the residual stream, and the router's losses."""
+        """Map a normalised input [B, S, D] to the branch [B, S, D] that joins the residual stream.
+
+        The losses of the router are returned as well.
+        """
         weights = Weights(self.router[...], self.fc1[...], self.fc2[...])
         y, losses = context.layout.experts(x, weights, context.weights, self.config)
         if hasattr(self, "shared"):

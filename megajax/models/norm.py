@@ -11,10 +11,10 @@ from megajax.models.init import norm_bias, norm_scale
 
 
 class Norm(nnx.Module):
-    """Normalise the last dimension, then scale (and, for LayerNorm, shift)."""
+    """Normalisation of the last dimension with a learned gain and, for LayerNorm, a learned shift."""
 
     def __init__(self, size: int, config: ModelConfig, axis: str = "norm") -> None:
-        """`size` and logical `axis` of the dimension that is normalised."""
+        """Make the parameters for a dimension of the given `size` and logical `axis`."""
         self.eps = config.norm_eps
         self.centered = config.norm == "layernorm"
         self.plus_one = config.norm_plus_one
@@ -23,7 +23,7 @@ class Norm(nnx.Module):
             self.bias = norm_bias(size, axis)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., size] -> [..., size], same dtype."""
+        """Normalise x [..., size] and return the result in the same shape and dtype."""
         y = x.astype(jnp.float32)
         if self.centered:
             y = y - jnp.mean(y, axis=-1, keepdims=True)

@@ -15,25 +15,27 @@ T = TypeVar("T")
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """Every leaf with its dotted name, in tree order; a parameter stays an `nnx.Param`, to show its metadata."""
+    """List every leaf with its dotted name, in tree order; a parameter stays an `nnx.Param`, to show its metadata."""
     is_param = lambda node: isinstance(node, nnx.Variable) and bool(jax.tree.leaves(node))  # noqa: E731
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_param)
     return [(".".join(str(_part(key)) for key in path), leaf) for path, leaf in leaves]
 
 
 def _part(key: Any) -> Any:
-    """The human part of a pytree path entry: an attribute's name, a dict key, a list index."""
+    """Return the readable part of a pytree path entry: an attribute's name, a dict key, a list index."""
     return getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))
 
 
 def annotate(tree: T, fn: Callable[[str, Any], Any]) -> T:
-    """A tree of the same structure with fn(name, leaf) in the place of every array."""
+    """Return a tree of the same structure with fn(name, leaf) in the place of every array."""
     return jax.tree.unflatten(jax.tree.structure(tree), [fn(name, leaf) for name, leaf in named_leaves(tree)])
 
 
 def logical_axes(leaf: Any) -> tuple[str | None, ...]:
-    """Logical axis of every dimension; weights stacked by layer have "layers" in front, or "chunks" and "layers" if an
-    interleaved pipeline runs them. Arrays that belong to no parameter (counters, constants) have no names.
+    """Return the logical axis of every dimension of a leaf.
+
+    Weights stacked by layer have "layers" in front, or "chunks" and "layers" if an interleaved pipeline runs them.
+    Arrays that belong to no parameter (counters, constants) have no names.
     """
     if not isinstance(leaf, nnx.Variable):
         return (None,) * len(leaf.shape)
@@ -42,14 +44,14 @@ def logical_axes(leaf: Any) -> tuple[str | None, ...]:
 
 
 def part_sizes(axes: tuple[str, ...], shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """The matrices that a fused weight is made of: the dimension that they share, and how much of it each has.
+    """Return the dimension that the matrices of a fused weight share, and how much of it each has.
 
-    Queries, keys and values ([..., G + 2, ...], of T5's memory keys and values alone) are three matrices, gate and up
-    are two; any other weight is one.
+    Queries, keys and values ([..., G + 2, ...]) are three matrices, keys and values of T5's cross-attention two, gate
+    and up two; any other weight is one.
 
     Args:
         axes: logical axes of one layer's weight.
-        shape: of the weight, stacking dimensions in front or not.
+        shape: shape of the weight, with or without stacking dimensions in front.
     """
     for axis, sizes in _FUSED.items():
         if axis in axes:
@@ -65,17 +67,20 @@ _FUSED: dict[str, Callable[[int], tuple[int, ...]]] = {
 
 
 def roles(model: T) -> T:
-    """Role of every parameter: "matrix", "embedding", "bias" or "norm"."""
+    """Return the role of every parameter: "matrix", "embedding", "bias" or "norm"."""
     return annotate(model, lambda _, param: param.get_metadata()["role"])
 
 
 def split_layers(tree: T, chunks: int) -> T:
-    """Stacked weights [L, ...] -> [chunks, L / chunks, ...], as an interleaved pipeline holds them; 1: as they are."""
+    """Reshape stacked weights [L, ...] to [chunks, L / chunks, ...], as an interleaved pipeline holds them.
+
+    With one chunk they stay as they are.
+    """
     return _restack(tree, "layers", lambda x: x.reshape(chunks, -1, *x.shape[1:])) if chunks > 1 else tree
 
 
 def join_layers(tree: T) -> T:
-    """The inverse of `split_layers`: weights as checkpoints hold them, whatever the pipeline."""
+    """Undo `split_layers`: return weights as checkpoints hold them, whatever the pipeline."""
     return _restack(tree, "chunks", lambda x: x.reshape(-1, *x.shape[2:]))
 
 
@@ -88,5 +93,5 @@ def _array(leaf: Any) -> jax.Array:
 
 
 def cast(model: T, dtype: Any) -> T:
-    """The model with all weights in another dtype (the compute copy of fp32 master weights)."""
+    """Return the model with all weights in another dtype (the compute copy of fp32 master weights)."""
     return jax.tree.map(lambda x: x.astype(dtype), model)

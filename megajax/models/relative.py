@@ -15,10 +15,10 @@ from megajax.models.attention_kernels import Bias, Places
 
 
 def relative_bias(table: jax.Array, max_distance: int, *, bidirectional: bool) -> Bias:
-    """The bias of a stack of layers.
+    """Return the attention bias of a stack of layers.
 
     Args:
-        table: [R, N] what each head adds to the scores of a bucket.
+        table: [R, N] number that each head adds to the scores of a bucket.
         max_distance: distances from here on are in the last bucket.
         bidirectional: half of the buckets are for keys after the query; else those count as distance 0.
     """
@@ -35,7 +35,7 @@ def relative_bias(table: jax.Array, max_distance: int, *, bidirectional: bool) -
 
 
 def bucket(distance: jax.Array, buckets: int, max_distance: int, *, bidirectional: bool) -> jax.Array:
-    """Bucket of every key place - query place, int32 in [0, buckets)."""
+    """Return the bucket of every distance (key place - query place), int32 in [0, buckets)."""
     if bidirectional:
         half = buckets // 2
         return bucket(-jnp.abs(distance), half, max_distance, bidirectional=False) + half * (distance > 0)
@@ -45,7 +45,11 @@ def bucket(distance: jax.Array, buckets: int, max_distance: int, *, bidirectiona
 
 @cache
 def _first_distances(buckets: int, max_distance: int) -> np.ndarray:
-    """[buckets] smallest distance of each: 0, 1, 2, ... in the first half, then ever wider up to `max_distance`."""
+    """Return the smallest distance of each bucket, [buckets].
+
+    Each bucket of the first half holds one distance: 0, 1, 2, ...; those of the second half are ever wider, up to
+    `max_distance`.
+    """
     exact = buckets // 2
     distance = np.arange(max_distance + 1, dtype=np.float32)
     # In fp32 and in this order, since the edges fall where the logarithm is all but whole.

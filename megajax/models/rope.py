@@ -17,9 +17,9 @@ Angles = tuple[jax.Array, jax.Array]
 
 
 def rope_angles(positions: jax.Array, config: ModelConfig, *, local: bool = False) -> Angles:
-    """Cosine and sine [B, S, 1, R / 2] of position x frequency, always fp32 (bf16 cannot tell 256 from 257).
+    """Return cosine and sine [B, S, 1, R / 2] of position x frequency, always fp32 (bf16 cannot tell 256 from 257).
 
-    Local layers may have a base of their own, which no factor scales.
+    Local layers may have a base of their own, whose frequencies no factor scales.
     """
     if local and config.rope_local_base is not None:
         config = replace(config, rope_base=config.rope_local_base, rope_scaling_factor=None)
@@ -28,10 +28,11 @@ def rope_angles(positions: jax.Array, config: ModelConfig, *, local: bool = Fals
 
 
 def rope_frequencies(config: ModelConfig) -> jax.Array:
-    """[R / 2] radians per position, base^(-2 i / R); with a scaling factor as LLaMA 3.1 (2407.21783 §3.2) has them.
+    """Return the frequencies base^(-2 i / R), [R / 2] radians per position.
 
-    There a wave that turns more than `high` times within the original context keeps its frequency, one that turns less
-    than `low` times is slowed down by the factor, and in between frequencies are interpolated.
+    A scaling factor changes them as in LLaMA 3.1 (2407.21783 §3.2): a wave that turns more than `high` times within the
+    original context keeps its frequency, one that turns less than `low` times is slowed down by the factor, and in
+    between frequencies are interpolated.
     """
     rotated = int(config.head_size * config.rope_fraction) // 2 * 2
     frequency = config.rope_base ** (-jnp.arange(0, rotated, 2, dtype=jnp.float32) / rotated)
@@ -44,7 +45,7 @@ def rope_frequencies(config: ModelConfig) -> jax.Array:
 
 
 def rotate(x: jax.Array, angles: Angles) -> jax.Array:
-    """Rotate the pairs (i, i + R / 2) of every head: [B, S, heads, H] -> same shape and dtype."""
+    """Rotate the pairs (i, i + R / 2) of every head of x [B, S, heads, H]; shape and dtype stay."""
     cos, sin = angles
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

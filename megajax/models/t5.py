@@ -32,7 +32,7 @@ from megajax.models.relative import relative_bias
 
 
 class T5(Model):
-    """Embedding, encoder, decoder, head. `blocks` are the decoder's."""
+    """Encoder-decoder model: embedding, encoder, decoder and head. `blocks` are those of the decoder."""
 
     sees = "full, in the decoder causal"
     writes = "answer"
@@ -61,9 +61,10 @@ class T5(Model):
 
     @classmethod
     def arrays(cls, config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
-        """See `Model.arrays`; tokens and segment_ids [B, S] are the encoder's.
+        """Name the arrays of a training batch, see `Model.arrays`.
 
-        The decoder's are decoder_tokens, labels, loss_mask and decoder_segment_ids [B, T].
+        tokens and segment_ids [B, S] are the encoder's; decoder_tokens, labels, loss_mask and decoder_segment_ids
+        [B, T] are the decoder's.
         """
         encoder = super().arrays(config, data)
         ids, mask = (RowArray((data.decoder_seq_length,), dtype) for dtype in (np.int32, np.float32))
@@ -77,22 +78,22 @@ class T5(Model):
 
     @classmethod
     def stacks(cls, config: ModelConfig, data: DataConfig) -> tuple[Stack, ...]:
-        """Return encoder and decoder."""
+        """Return the stacks of encoder and decoder."""
         encoder = Stack(config.encoder_layers or config.num_layers, data.seq_length)
         return (encoder, Stack(config.num_layers, data.decoder_seq_length, memory=data.seq_length))
 
     @classmethod
     def decoder_tokens(cls, data: DataConfig) -> int:
-        """Return T."""
+        """Return T, the tokens of a sample that the decoder reads."""
         return data.decoder_seq_length
 
     def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
-        """What the decoder's blocks need to know of a batch, but for what the encoder made of it."""
+        """Return the context of the decoder's blocks for a batch, without the encoder's output."""
         bias = relative_bias(self.decoder_bias[...], self.config.relative_max_distance, bidirectional=False)
         return Context(layout, batch.get("decoder_segment_ids"), keys=keys, bias=bias)
 
     def encode(self, batch: Batch, context: Context, remat: Remat = lambda f: f) -> Context:
-        """The decoder's context with `memory`, the encoder's output [B, S, D]."""
+        """Run the encoder and return the decoder's context with its output [B, S, D] as `memory`."""
         bias = relative_bias(self.encoder_bias[...], self.config.relative_max_distance, bidirectional=True)
         inside = context._replace(segment_ids=batch.get("segment_ids"), bias=bias)
         x = self.lookup(batch["tokens"], inside, layer=0)
@@ -103,51 +104,51 @@ class T5(Model):
         return context._replace(memory=(memory, inside.segment_ids))
 
     def embed(self, batch: Batch, context: Context) -> jax.Array:
-        """Decoder tokens [B, T] -> residual stream [B, T, D]."""
+        """Embed decoder tokens [B, T] into the residual stream [B, T, D]."""
         return self.lookup(batch["decoder_tokens"], context, layer=self.encoder_layers + 1)
 
     def lookup(self, tokens: jax.Array, context: Context, layer: int) -> jax.Array:
-        """Tokens [B, S] -> residual stream [B, S, D]; dropout as of `layer`."""
+        """Embed tokens [B, S] into the residual stream [B, S, D], with dropout by the keys of `layer`."""
         x = context.layout.lookup((self.word_embedding[...], tokens, "vocab"))
         keys = None if context.keys is None else layer_keys(context.keys, layer)
         return dropout(x, self.config.hidden_dropout, keys, "embedding", context.layout, RESIDUAL)
 
     def decode(self, batch: Batch, context: Context, remat: Remat = lambda f: f) -> jax.Array:
-        """Residual stream [B, T, D] after the decoder's last block, of a context that has a memory."""
+        """Run the decoder's blocks in a context that has a memory and return the residual stream [B, T, D]."""
         x = self.embed(batch, context)
         return run_blocks(self.blocks, x, context, remat, first_layer=self.encoder_layers + 1)[0]
 
     def hidden(self, batch: Batch, context: Context) -> jax.Array:
-        """Tokens of both sides -> normalised hidden states [B, T, D] of the decoder."""
+        """Run the model on the tokens of both sides up to the normalised hidden states [B, T, D] of the decoder."""
         return self.final_norm(self.decode(batch, self.encode(batch, context)))
 
     def losses(self, batch: Batch, context: Context, remat: Remat = lambda f: f) -> Losses:
-        """All terms for a batch that has weights."""
+        """Return all terms of the loss for a batch that has weights."""
         context = self.encode(batch, context, remat)
         return self.head_losses(self.decode(batch, context, remat), batch, context)
 
     def head_losses(self, x: jax.Array, batch: Batch, context: Context) -> Losses:
-        """Cross-entropy of the decoder's next token."""
+        """Return the cross-entropy of the decoder's next token."""
         x, labels, weights = self.scaled(self.final_norm(x)), batch["labels"], batch["weights"]
         return {"lm loss": context.layout.cross_entropy(x, self.output_matrix, labels, weights, self.vocab_size)}
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Hidden states [..., D] -> fp32 logits [..., vocab_size] of the ids that count."""
+        """Return fp32 logits [..., vocab_size] of hidden states [..., D], without those of padding ids."""
         logits = jnp.einsum("...d,vd->...v", self.scaled(x), self.output_matrix, preferred_element_type=jnp.float32)
         return logits[..., : self.vocab_size]
 
     def scaled(self, x: jax.Array) -> jax.Array:
-        """Hidden states as a tied head takes them: its rows are as long as an embedding has to be."""
+        """Scale hidden states for a tied head, whose rows are as long as an embedding has to be."""
         return x * self.config.hidden_size**-0.5 if self.config.tied_head else x
 
     @property
     def output_matrix(self) -> jax.Array:
-        """[V, D], the token embedding when the head is tied to it."""
+        """Return the output matrix [V, D], which is the token embedding when the head is tied to it."""
         return self.word_embedding[...] if self.config.tied_head else self.head[...]
 
 
 class DecoderBlock(Block):
-    """A block that looks at the encoder's output between attention and MLP."""
+    """Block that attends to the encoder's output between self-attention and MLP."""
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw the weights of one layer."""
@@ -157,7 +158,7 @@ class DecoderBlock(Block):
         self.cross = CrossAttention(cross_key, config)
 
     def residual(self, x: jax.Array, context: Context, attend: Attend) -> tuple[jax.Array, Losses]:
-        """See `Block.residual`."""
+        """Run the block with its self-attention replaced by `attend`, see `Block.residual`."""
         x = checkpoint_name(x, "block_input")
         x = self._join(x, lambda x: attend(x, context), self.attention_norm, context, "attention_output")
         x = self._join(x, lambda x: self.cross(x, context), self.cross_norm, context, "cross_attention_output")
@@ -165,7 +166,7 @@ class DecoderBlock(Block):
 
 
 class CrossAttention(nnx.Module):
-    """Queries of the decoder, keys and values of the encoder's output."""
+    """Attention whose queries come from the decoder, and keys and values from the encoder's output."""
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw the weights of one layer."""
@@ -177,7 +178,7 @@ class CrossAttention(nnx.Module):
         self.out = normal(out_key, (n, h, d), std / (2 * config.num_layers) ** 0.5, ("heads", "head_dim", "embed"))
 
     def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-        """[B, T, D] normalised input -> [B, T, D] branch that joins the residual stream."""
+        """Map a normalised input [B, T, D] to the branch [B, T, D] that joins the residual stream."""
         layout = context.layout
         assert context.memory is not None
         memory, segments = context.memory
