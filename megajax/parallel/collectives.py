@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 
 class Collectives:
-    """The collectives of one mesh."""
+    """Collectives over the axes of one mesh."""
 
     def __init__(self, mesh: Mesh | AbstractMesh) -> None:
         """Remember the sizes of the axes, and which are longer than 1."""
@@ -21,11 +21,11 @@ class Collectives:
         return tuple(axis for axis in axes if axis in self.active)
 
     def psum(self, x: jax.Array, *axes: str) -> jax.Array:
-        """Sum over the devices along `axes`."""
+        """Sum x over the devices along `axes`."""
         return jax.lax.psum(x, names) if (names := self._axes(axes)) else x
 
     def pmax(self, x: jax.Array, *axes: str) -> jax.Array:
-        """Maximum over the devices along `axes`."""
+        """Take the maximum of x over the devices along `axes`."""
         return jax.lax.pmax(x, names) if (names := self._axes(axes)) else x
 
     def all_gather(self, x: jax.Array, axis: str, dim: int) -> jax.Array:
@@ -33,11 +33,11 @@ class Collectives:
         return jax.lax.all_gather(x, axis, axis=dim, tiled=True) if axis in self.active else x
 
     def reduce_scatter(self, x: jax.Array, axis: str, dim: int) -> jax.Array:
-        """Sum over `axis`, each device keeping its slice of dimension `dim`."""
+        """Sum x over `axis` and leave each device its slice of dimension `dim`."""
         return jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True) if axis in self.active else x
 
     def swap_order(self, x: jax.Array, first: str, second: str, *, back: bool = False) -> jax.Array:
-        """Pieces that `second` has cut, then `first`, to where they are if `first` cuts, then `second`; or back.
+        """Move pieces from where they lie if `second` cuts first, to where they lie if `first` does; or back.
 
         Each device sends its piece to one other. The axes are in the mesh's order.
         """
@@ -48,10 +48,10 @@ class Collectives:
         return jax.lax.ppermute(x, (first, second), [pair[::-1] for pair in pairs] if back else pairs)
 
     def index(self, *axes: str) -> jax.Array | int:
-        """This device's place along `axes`, the first one slowest."""
+        """Return this device's place along `axes`, the first of which varies slowest."""
         return jax.lax.axis_index(names) if (names := self._axes(axes)) else 0
 
     def shift(self, x: jax.Array, axis: str, by: int) -> jax.Array:
-        """Send to the device `by` places further along the ring `axis`."""
+        """Send x to the device `by` places further along the ring `axis`."""
         size = self.sizes[axis]
         return jax.lax.ppermute(x, axis, [(i, (i + by) % size) for i in range(size)]) if size > 1 else x

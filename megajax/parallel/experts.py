@@ -1,8 +1,8 @@
 """A mixture of experts over `expert`, which shards experts and samples alike, and `tensor`, which cuts every expert.
 
-Experts see the tokens of all devices along (expert, tensor) and compute what is theirs (Megatron-LM's all-gather
-dispatcher): no token can be dropped, and nothing is sent that depends on what the router says. A microbatch sends, in
-elements of one device's slice of the residual stream, with e x t devices:
+Experts see the tokens of all devices along (expert, tensor) and compute those that are assigned to them (Megatron-LM's
+all-gather dispatcher): no token can be dropped, and the number of bytes sent does not depend on the router. A
+microbatch sends, in elements of one device's slice of the residual stream, with e x t devices:
 
     over expert, tensor     forward   all-gather of [e B, t S, D], reduce-scatter of the same
                             backward  2 all-gather (cotangent; the input again), reduce-scatter
@@ -37,10 +37,10 @@ from megajax.parallel.rules import Rules
 
 
 class Experts:
-    """The mixture for one mesh, to be called inside the region that is manual over `MANUAL_AXES`."""
+    """Mixture of experts on one mesh, to be called inside the region that is manual over `MANUAL_AXES`."""
 
     def __init__(self, rules: Rules) -> None:
-        """Derive how each array enters the manual region."""
+        """Derive the specs with which each array enters the manual region."""
         self.rules = rules
         self.net = Collectives(rules.mesh)
         self.sequence = rules.rule("residual_sequence").in_compute
@@ -51,7 +51,7 @@ class Experts:
     def __call__(
         self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
     ) -> tuple[jax.Array, Losses]:
-        """See `models.experts.mixture`; losses are sums over this replica's tokens."""
+        """Compute `models.experts.mixture` over the mesh; the losses are sums over this replica's tokens."""
         terms = partial(self._terms, config=config)
         losses = PartitionSpec()
 
@@ -85,7 +85,7 @@ class Experts:
     def _terms(
         self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
     ) -> tuple[jax.Array, Losses]:
-        """This device's terms: outputs add up over `copies`, losses over all devices."""
+        """Compute this device's terms: outputs add up over `copies`, losses over all devices."""
         routing = route(x, weights.router, config)
         y = apply_experts(
             self._enter(x),
@@ -102,13 +102,13 @@ class Experts:
         return self._leave(y), {name: loss / self.rules.size(*self.copies) for name, loss in losses.items()}
 
     def _enter(self, x: jax.Array) -> jax.Array:
-        """What the devices that share experts have, put together."""
+        """Gather x from the devices that share experts."""
         if self.rules.sequence_parallel:
             x = self.net.all_gather(x, "tensor", dim=1)
         return self.net.all_gather(x, "expert", dim=0)
 
     def _leave(self, x: jax.Array) -> jax.Array:
-        """The sum over those devices, cut into what each of them holds."""
+        """Sum x over the devices that share experts, and leave each of them its own part."""
         x = self.net.reduce_scatter(x, "expert", dim=0)
         return self.net.reduce_scatter(x, "tensor", dim=1) if self.rules.sequence_parallel else x
 

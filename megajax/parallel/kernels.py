@@ -1,4 +1,4 @@
-"""Which attention kernel runs: chosen by what the model asks of it with the arrays of the batch, not by flags.
+"""The choice of the attention kernel, by what the model asks of it with the arrays of the batch and not by flags.
 
 The choice is printed; a kernel that was asked for and cannot run is an error.
 """
@@ -25,22 +25,22 @@ from megajax.parallel.ring import RING_CAN
 
 
 class Kernel(NamedTuple):
-    """The choice and its reason."""
+    """Attention kernel that was chosen, and the reason."""
 
     name: str
     reason: str
 
 
 class Array(Protocol):
-    """One sample's part of an array of a batch."""
+    """Shape and dtype of one sample's part of an array of a batch."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Without the batch dimension."""
+        """Return the shape without the batch dimension."""
 
     @property
     def dtype(self) -> Any:
-        """Of its numbers."""
+        """Return the dtype of the array."""
 
 
 def choose_attention(config: Config, platform: str, arrays: Mapping[str, Array]) -> Kernel:
@@ -73,9 +73,9 @@ def choose_attention(config: Config, platform: str, arrays: Mapping[str, Array])
 
 @lru_cache
 def attention_needs(model: ModelConfig, arrays: tuple[tuple[str, tuple[int, ...], str], ...]) -> frozenset[Need]:
-    """What any call of attention needs in a forward pass over arrays of these names, shapes and dtypes.
+    """Return what any call of attention needs in a forward pass over arrays of these names, shapes and dtypes.
 
-    The model itself is asked, by tracing it: a few hundredths of a second, whatever its size.
+    The model itself is traced to find out, which takes a few hundredths of a second, whatever its size.
     """
     batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, shape, dtype in arrays}
     model = replace(model, vocab_size=model.vocab_size or 1)
@@ -93,7 +93,7 @@ def attention_needs(model: ModelConfig, arrays: tuple[tuple[str, tuple[int, ...]
 
 
 class _Listener(Layout):
-    """Notes what attention is asked for, and computes nothing."""
+    """Layout that notes what attention is asked for, and computes nothing."""
 
     def __init__(self) -> None:
         self.needs: set[Need] = set()
@@ -107,12 +107,12 @@ class _Listener(Layout):
         segment_ids: jax.Array | None,
         drop: Drop | None,
     ) -> jax.Array:
-        """Take note."""
+        """Note what this call of attention needs, and return the queries."""
         self.needs |= needs_of(pattern, segment_ids, drop)
         return q
 
     def experts(
         self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
     ) -> tuple[jax.Array, Losses]:
-        """Leave out what takes long to trace."""
+        """Leave the mixture out, which would take long to trace."""
         return x, {}

@@ -1,9 +1,10 @@
-"""The mesh's side of `models.layout.Layout`: the borders of the tensor-parallel region, weights and attention.
+"""The layout of models on a mesh, see `models.layout.Layout`: the borders of the tensor-parallel region, weights and
+attention.
 
-The compiler partitions the blocks (axes fsdp, context, tensor); what it must not be left to guess is written here.
-With plain sharding constraints the backward of a layer would gather the same cotangent once per matmul. Written as
-Megatron's conjugate pair, a border constrains the forward one way and the cotangent the other way, and over `tensor` a
-layer sends exactly this (per microbatch, [B, S, D] elements each; 2205.05198 §4.2.2):
+The compiler partitions the blocks (axes fsdp, context, tensor); the shardings that it must not be left to guess are
+written here. With plain sharding constraints the backward of a layer would gather the same cotangent once per matmul.
+Written as Megatron's conjugate pair, a border constrains the forward one way and the cotangent the other way, and over
+`tensor` a layer sends exactly this (per microbatch, [B, S, D] elements each; 2205.05198 §4.2.2):
 
     forward    2 all-gather (enter) + 2 reduce-scatter (leave)
     backward   2 all-gather (leave) + 2 reduce-scatter (enter) + 2 all-gather (inputs again, for the weight gradients)
@@ -47,10 +48,10 @@ INSIDE = ("batch", "sequence", None)
 
 
 class MeshLayout(Layout):
-    """Any sizes of data, fsdp, context and tensor, inside a region that is manual over `MANUAL_AXES`."""
+    """Layout for any sizes of data, fsdp, context and tensor, inside a region that is manual over `MANUAL_AXES`."""
 
     def __init__(self, rules: Rules, attention: str = "xla") -> None:
-        """`attention` is the kernel that runs: "xla", "cudnn" or "ring"."""
+        """Make the layout for the rules of a mesh and an attention kernel: "xla", "cudnn" or "ring"."""
         self.rules = rules
         self.attention_kernel = attention
         self.context = rules.size("context")
@@ -88,9 +89,12 @@ class MeshLayout(Layout):
         segment_ids: jax.Array | None,
         drop: Drop | None,
     ) -> jax.Array:
-        """Heads are local to their `tensor` shard; over `context` keys and values are gathered, or sent round.
+        """Compute attention with the kernel of this layout.
 
-        Every kernel is handed all of it, and raises if it cannot do it; `parallel.kernels` has chosen one that can.
+        Heads are local to their `tensor` shard; over `context` keys and values are gathered, or sent round.
+
+        Every kernel is handed everything that a call consists of, and raises if it cannot do it; `parallel.kernels` has
+        chosen one that can.
 
         Raises:
             ValueError: the kernel cannot do what is asked for.
@@ -110,7 +114,7 @@ class MeshLayout(Layout):
         return attend(q, k, v, pattern, (places, np.sort(places)), (segment_ids, k_segments), drop)
 
     def _manual(self, kernel: Callable[..., jax.Array], *arrays: jax.Array | None) -> jax.Array:
-        """Run a kernel on this device's samples, tokens and heads: what the partitioner cannot look into."""
+        """Run a kernel on this device's samples, tokens and heads, since the partitioner cannot look into it."""
         axes = ("batch", "sequence", "heads", None)
         specs = tuple(None if a is None else self.rules.in_compute(axes[: a.ndim]) for a in arrays)
         out = self.rules.in_compute(axes)
@@ -118,11 +122,11 @@ class MeshLayout(Layout):
         return run(*arrays)
 
     def token_order(self, length: int) -> np.ndarray:
-        """Zig-zag over `context`."""
+        """Return the true place of each token, [S], in the zig-zag order over `context`."""
         return token_order(length, self.context)
 
     def _all_keys(self, x: jax.Array) -> jax.Array:
-        """Gather [B, S, ...] over `context`, in true order; the cotangent is reduce-scattered back."""
+        """Gather x [B, S, ...] over `context`, in true order; the cotangent is reduce-scattered back."""
         axes = ("batch", "sequence", "kv_heads", None)[: x.ndim]
         mine, whole = self.rules.in_compute(axes), self.rules.in_compute(("batch", None, *axes[2:]))
         return in_true_order(conjugate(x, whole, mine), self.context)
@@ -130,11 +134,11 @@ class MeshLayout(Layout):
     def experts(
         self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
     ) -> tuple[jax.Array, Losses]:
-        """See `Experts`."""
+        """Compute a mixture of experts over the mesh, see `Experts`."""
         return Experts(self.rules)(x, weights, token_weights, config)
 
     def lookup(self, *tables: Table) -> jax.Array:
-        """See `Vocabulary.lookup`."""
+        """Look up rows in sharded tables, see `Vocabulary.lookup`."""
         return self.vocabulary.lookup(list(tables))
 
     def cross_entropy(
@@ -147,12 +151,12 @@ class MeshLayout(Layout):
         bias: jax.Array | None = None,
         softcap: float | None = None,
     ) -> jax.Array:
-        """See `Vocabulary.cross_entropy`."""
+        """Return the weighted sum of token losses, see `Vocabulary.cross_entropy`."""
         return self.vocabulary.cross_entropy(x, head, labels, weights, vocab_size, bias, softcap)
 
 
 def conjugate(x: jax.Array, forward: PartitionSpec, backward: PartitionSpec) -> jax.Array:
-    """The identity, sharded as `forward` on the way in and as `backward` on the way back."""
+    """Return x sharded as `forward`, with a cotangent that is sharded as `backward`."""
 
     @jax.custom_vjp
     def border(x: jax.Array) -> jax.Array:

@@ -12,9 +12,9 @@ from megajax.config.base import InputError
 from megajax.config.parallel import AXES
 
 MANUAL_AXES = ("pipe", "data")
-"""Axes the training step handles itself (see `parallel.run`)."""
+"""Axes that the training step handles itself (see `parallel.run`)."""
 AUTO_AXES = ("fsdp", "expert", "context", "tensor")
-"""Axes the compiler partitions over."""
+"""Axes that the compiler partitions over."""
 
 
 def simulate_devices(count: int) -> None:
@@ -42,7 +42,7 @@ def deterministic_kernels() -> None:
 
 
 def compile_fast() -> None:
-    """Compile in a fifth of the time, to slow code of the same maths: for many layouts of a small model.
+    """Compile in a fifth of the time to slow code of the same maths, for many layouts of a small model.
 
     Call before anything asks JAX for a device. Processes that this one starts inherit it.
     """
@@ -57,6 +57,6 @@ def _add_flags(*flags: str) -> None:
 
 
 def build_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Mesh with the sizes of all AXES, which multiply to the number of `devices` (default: all there are)."""
+    """Build a mesh with the sizes of all AXES, whose product is the number of `devices` (default: all there are)."""
     shape = tuple(sizes[axis] for axis in AXES)
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)

@@ -1,10 +1,10 @@
-"""A mesh whose partitioning is left to the compiler: what a forward pass without gradients needs.
+"""A mesh whose partitioning is left to the compiler, which is enough for a forward pass without gradients.
 
 Training steps into manual regions, because a gradient must cross `data` once a step and no operator may be partitioned
 by chance (see `parallel.run`). Generation and evaluation have neither trouble: weights lie as the rules say they rest,
 rows of a batch are cut over `data` and `fsdp`, heads, MLP and vocabulary over `tensor`, and plain `jax.jit` does the
 rest. Over `tensor` a layer sends two all-reduces of [B, S, D]; over `fsdp` it gathers its weights; over `data` nothing.
-A mixture of experts is the exception: what a router chooses is nothing that a partitioner can cut.
+A mixture of experts is the exception, since no partitioner can cut a router's choices.
 
 Shapes: B batch, S sequence, D embed.
 """
@@ -33,13 +33,13 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class Partitioned(Layout):
-    """Any sizes of data, fsdp, expert and tensor, under `jax.jit` (of which this may be a static argument)."""
+    """Layout for any sizes of data, fsdp, expert and tensor, under `jax.jit` (of which it may be a static argument)."""
 
     rules: Rules
 
     @property
     def replicas(self) -> int:
-        """Ways in which the rows of a batch are cut."""
+        """Return the number of parts into which the rows of a batch are cut."""
         return self.rules.size(*self.rules.rule("batch").in_compute)
 
     def weights(self, module: M) -> M:
@@ -59,14 +59,16 @@ class Partitioned(Layout):
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.rules.mesh, self._spec(axes)))
 
     def lookup(self, *tables: Table) -> jax.Array:
-        """Tables are gathered over `fsdp` first: the compiler would go a longer way."""
+        """Look up rows in tables that are gathered over `fsdp` first: the compiler would go a longer way."""
         whole = [(self.shard(weights, rows, None), ids, rows) for weights, ids, rows in tables]
         return self.shard(super().lookup(*whole), "batch", None, None)
 
     def experts(
         self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
     ) -> tuple[jax.Array, Losses]:
-        """Each device's experts meet the tokens of all devices along `expert` (see `parallel.experts`)."""
+        """Compute a mixture: each device's experts see the tokens of all devices along `expert` (see
+        `parallel.experts`).
+        """
         net = Collectives(self.rules.mesh)
 
         def local(x: jax.Array, weights: Weights) -> jax.Array:

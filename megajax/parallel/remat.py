@@ -1,4 +1,4 @@
-"""Which activations of a block are kept for the backward pass: a policy is a set of names (2205.05198 §5).
+"""The choice of activations that are kept for the backward pass: a policy is a set of names (2205.05198 §5).
 
 Blocks tag what is worth keeping (`jax.ad_checkpoint.checkpoint_name`); everything else is computed again. Weights that
 were gathered or reshaped for a layer are never kept: the weights at rest are there. Per layer and
@@ -24,7 +24,7 @@ from megajax.models.linear import WEIGHTS
 
 
 def remat_policy(remat: str | tuple[str, ...]) -> Remat:
-    """The wrapper of a layer function for `train.remat`: "none", "selective", "full" or the names to keep."""
+    """Return the wrapper of a layer function for `train.remat`: "none", "selective", "full" or the names to keep."""
     policies = jax.checkpoint_policies
     if remat == "none":
         policy: Callable[..., bool] = all_but_weights
@@ -37,12 +37,12 @@ def remat_policy(remat: str | tuple[str, ...]) -> Remat:
 
 
 def all_but_weights(primitive: Any, *inputs: Any, **parameters: Any) -> bool:
-    """Keep every intermediate but weights in the form in which a layer uses them, and masks.
+    """Tell whether to keep an intermediate: all but masks, and weights in the form in which a layer uses them.
 
-    A view costs nothing to take again, and to keep the one before the named weights would be to keep the weights. What
-    was gathered for a layer (weights over `fsdp`, its input over `tensor`) is gathered again, as Megatron-LM does. Who
-    sees whom follows from places and segments: of it a pipeline would keep [N, S, S] in every slot. A split takes the
-    weights of a layer out of those of a pattern.
+    A view costs nothing to take again, and to keep the one before the named weights would be to keep the weights.
+    Weights gathered over `fsdp` and inputs gathered over `tensor` are gathered again, as in Megatron-LM. A mask follows
+    from places and segments; a pipeline would keep it, [N, S, S], in every slot. A split takes the weights of a layer
+    out of those of a pattern.
     """
     if primitive.name in ("reshape", "split", "broadcast_in_dim", "sharding_constraint"):
         return False

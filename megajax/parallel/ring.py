@@ -25,11 +25,11 @@ class Partial(NamedTuple):
     """Softmax over the keys seen so far, unnormalised (online softmax, 1805.02867), fp32."""
 
     maximum: jax.Array
-    """[B, K, G, S] largest score."""
+    """Largest score of every query so far, [B, K, G, S]."""
     total: jax.Array
-    """[B, K, G, S] sum of exp(score - maximum)."""
+    """Sum of exp(score - maximum), [B, K, G, S]."""
     values: jax.Array
-    """[B, K, G, S, H] sum of exp(score - maximum) x value."""
+    """Sum of exp(score - maximum) x value, [B, K, G, S, H]."""
 
 
 def ring_attention(
@@ -41,14 +41,14 @@ def ring_attention(
     drop: Drop | None,
     net: Collectives,
 ) -> jax.Array:
-    """Causal attention of this device's queries to all keys, inside a region that is manual over `context`.
+    """Compute causal attention of this device's queries to all keys, in a region that is manual over `context`.
 
     Args:
-        q: [B, S, N, H], tokens in zig-zag order.
-        k: [B, S, K, H].
-        v: [B, S, K, H].
+        q: [B, S, N, H] queries, tokens in zig-zag order.
+        k: [B, S, K, H] keys.
+        v: [B, S, K, H] values.
         segment_ids: [B, S] document numbers, or None.
-        pattern: who looks at whom.
+        pattern: says which keys a query sees.
         drop: dropout of the probabilities.
         net: collectives of the mesh.
 
@@ -76,7 +76,10 @@ def ring_attention(
 
 
 def _merge(sums: Partial, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> Partial:
-    """Take one more block of keys in. A query's own token is in the first block, so its maximum is a real score."""
+    """Add one more block of keys to the sums.
+
+    A query's own token is in the first block, so its maximum is a real score.
+    """
     scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
     scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
     maximum = jnp.maximum(sums.maximum, scores.max(axis=-1))

@@ -1,4 +1,4 @@
-"""Which mesh axis every logical axis is sharded over: one table, two views.
+"""The table of the mesh axes over which every logical axis is sharded, with two views.
 
 An array lies one way at rest (in memory, between steps) and another way while it takes part in the computation: at rest
 a weight is also split over `fsdp`; it is gathered when its layer runs. Activations only have the second view. Sequence
@@ -24,7 +24,7 @@ Axes = tuple[str | None, ...]
 
 
 class Rule(NamedTuple):
-    """Mesh axes of one logical axis."""
+    """Mesh axes over which one logical axis is sharded, and the reason."""
 
     logical: str
     at_rest: tuple[str, ...]
@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class Rules:
-    """The table bound to a mesh."""
+    """Table of sharding rules bound to a mesh."""
 
     mesh: Mesh | AbstractMesh
     sequence_parallel: bool = True
@@ -69,12 +69,14 @@ class Rules:
 
     @classmethod
     def of(cls, mesh: Mesh | AbstractMesh, parallel: ParallelConfig, model: ModelConfig) -> Rules:
-        """The rules of a configuration: a table of positions whose rows do not divide over `tensor` is not cut."""
+        """Return the rules of a configuration: a table of positions whose rows do not divide over `tensor` is
+        not cut.
+        """
         whole = model.position_rows % mesh.shape["tensor"] != 0
         return cls(mesh, parallel.sequence_parallel, parallel.zero, parallel.whole_heads, whole)
 
     def rule(self, logical: str) -> Rule:
-        """The row of a logical axis."""
+        """Return the row of a logical axis."""
         for rule in RULES:
             if rule.logical == logical:
                 if logical in ("kv_heads", "heads") and self.whole_heads:
@@ -89,19 +91,21 @@ class Rules:
         raise KeyError(f"no sharding rule for logical axis {logical!r}: add a row to megajax.parallel.rules.RULES")
 
     def size(self, *mesh_axes: str) -> int:
-        """Devices along the given mesh axes."""
+        """Return the number of devices along the given mesh axes."""
         return prod(self.mesh.shape[axis] for axis in mesh_axes)
 
     def at_rest(self, axes: Axes, over: tuple[str, ...] = AXES) -> PartitionSpec:
-        """Sharding in memory of an array with these logical axes, as far as it is over the mesh axes `over`."""
+        """Return the sharding in memory of an array with these logical axes, as far as it is over mesh axes in
+        `over`.
+        """
         return _spec([self.rule(axis).at_rest if axis else () for axis in axes], over)
 
     def in_compute(self, axes: Axes, over: tuple[str, ...] = AUTO_AXES) -> PartitionSpec:
-        """Sharding inside the step, as far as it is over the mesh axes `over`."""
+        """Return the sharding inside the step of such an array, as far as it is over mesh axes in `over`."""
         return _spec([self.rule(axis).in_compute if axis else () for axis in axes], over)
 
     def shardings(self, state: T) -> T:
-        """Sharding at rest of every array of a state tree (parameters, moments, counters).
+        """Return the sharding at rest of every array of a state tree (parameters, moments, counters).
 
         Raises:
             InputError: a dimension is not divisible by the mesh axes that its rule names.

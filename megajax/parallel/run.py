@@ -1,8 +1,8 @@
 """Forward and backward of one global batch on the mesh.
 
-One `jax.shard_map`, manual over `pipe` and `data` and automatic over the rest. Gradients add up locally over the
-microbatches and cross `data` once per step and parameter; left to the compiler, every microbatch would be reduced. With
-stages, the pipeline executor runs the microbatches; with one, a plain scan does.
+A step is one `jax.shard_map`, manual over `pipe` and `data` and automatic over the rest. Gradients add up locally over
+the microbatches and cross `data` once per step and parameter; left to the compiler, they would cross it once per
+microbatch. With stages, the pipeline executor runs the microbatches; with one, a plain scan does.
 
 Shapes: M microbatches, B samples of a microbatch over all replicas, S sequence.
 """
@@ -35,22 +35,22 @@ BATCH_SPEC = PartitionSpec(None, "data")
 
 @dataclass(frozen=True)
 class Runner:
-    """How a batch goes through the model."""
+    """Settings of the forward and backward pass, and the pass itself."""
 
     rules: Rules
     attention: str
-    """Kernel: "xla", "cudnn" or "ring"."""
+    """Attention kernel: "xla", "cudnn" or "ring"."""
     remat: str | tuple[str, ...] = "none"
-    """`train.remat`."""
+    """Value of `train.remat`."""
     dropout_seed: int | None = None
     """Seed of the dropout masks; None for no dropout."""
     chunks: int = 1
     """Chunks of layers per pipeline stage."""
     poison: bool = False
-    """Fill the pipeline's masked slots with NaN (a test)."""
+    """True to fill the pipeline's masked slots with NaN (a test)."""
 
     def losses_and_gradients(self, model: Model, batch: Batch, step: jax.Array) -> tuple[Losses, Model]:
-        """The losses of a global batch and the gradient of their objective.
+        """Return the losses of a global batch and the gradient of their objective.
 
         Args:
             model: weights in the compute dtype.
@@ -58,7 +58,7 @@ class Runner:
             step: number of the step, for dropout.
 
         Returns:
-            Weighted sums; fp32 gradients, sharded as the parameters are at rest.
+            Losses as weighted sums, and fp32 gradients, sharded as the parameters are at rest.
         """
 
         def local(model: Model, batch: Batch, step: jax.Array) -> tuple[Losses, Model]:
@@ -73,7 +73,7 @@ class Runner:
         return self._manual(local, model, (PartitionSpec(), specs))(model, batch, step)
 
     def losses(self, model: Model, batch: Batch) -> Losses:
-        """The losses alone: the forward pass of evaluation."""
+        """Return the losses of a global batch alone: the forward pass of evaluation."""
 
         def local(model: Model, batch: Batch, step: jax.Array) -> Losses:
             if self._stages > 1:
@@ -106,7 +106,7 @@ class Runner:
         return Executor(model, batch, schedule, self._net, context_of, remat_policy(self.remat), self.poison)
 
     def _accumulate(self, model: Model, batch: Batch, step: jax.Array) -> tuple[Losses, Model]:
-        """One microbatch after the other, forward and backward."""
+        """Run one microbatch after the other, forward and backward, and add up losses and gradients."""
 
         def differentiated(model: Model, batch: Batch) -> tuple[jax.Array, Losses]:
             losses = model.losses(batch, self._context(model, batch, step), remat_policy(self.remat))
@@ -136,25 +136,25 @@ class Runner:
         return self._on_each_device(scatter, leaf)
 
     def _gather_over_data(self, leaf: Any) -> jax.Array:
-        """A weight for the computation, gathered where it is cut over `data` at rest."""
+        """Return a weight for the computation, gathered where it is cut over `data` at rest."""
         if (dim := self._cut_over_data(leaf)) is None:
             return leaf[...]
         turn = lambda x: self._net.swap_order(x, "data", "fsdp", back=True)  # noqa: E731
         return self._on_each_device(lambda x: self._net.all_gather(turn(x), "data", dim), leaf)
 
     def _cut_over_data(self, leaf: Any) -> int | None:
-        """The dimension that is cut over `data` at rest, if any."""
+        """Return the dimension that is cut over `data` at rest, if any."""
         cuts = [self.rules.rule(axis).at_rest if axis else () for axis in logical_axes(leaf)]
         return next((dim for dim, cut in enumerate(cuts) if "data" in cut), None)
 
     def _on_each_device(self, fn: Callable[[jax.Array], jax.Array], leaf: Any) -> jax.Array:
-        """`fn` on what each device has. Left to the compiler, it would gather what `tensor` and `fsdp` cut."""
+        """Apply `fn` to each device's part. The compiler would otherwise gather what `tensor` and `fsdp` cut."""
         spec = self.rules.at_rest(logical_axes(leaf), AUTO_AXES)
         local = jax.shard_map(fn, in_specs=spec, out_specs=spec, axis_names=set(AUTO_AXES), check_vma=False)
         return local(leaf[...])
 
     def _manual(self, fn: Callable[..., Any], model: Model, out_specs: Any) -> Callable[..., Any]:
-        """A region that is manual over `MANUAL_AXES`; `fn` gets the model gathered over `data`."""
+        """Run `fn` in a region that is manual over `MANUAL_AXES`, on the model gathered over `data`."""
         specs = annotate(model, lambda _, leaf: self.rules.at_rest(logical_axes(leaf), MANUAL_AXES))
 
         def run(model: Model, *rest: Any) -> Any:

@@ -1,6 +1,6 @@
 """Embedding lookup and cross-entropy over a vocabulary sharded over `pipe` and `tensor`.
 
-All pipeline stages work on both together, so that neither sits on one stage while the others wait.
+All pipeline stages share the work of both, so that neither is on one stage while the others wait.
 
 Both run in a fully manual region with hand-written gradients: XLA's partitioner cannot split a gather over two
 automatic axes, and autodiff through `psum` would count cotangents once per device. Over `tensor` a microbatch sends:
@@ -35,17 +35,17 @@ from megajax.parallel.rules import Rules
 
 
 class Vocabulary:
-    """Lookup and loss for one mesh, to be called inside the region that is manual over `MANUAL_AXES`."""
+    """Lookup and loss on one mesh, to be called inside the region that is manual over `MANUAL_AXES`."""
 
     def __init__(self, rules: Rules) -> None:
-        """Derive how each array enters the manual region."""
+        """Derive the specs with which each array enters the manual region."""
         self.rules = rules
         self.net = Collectives(rules.mesh)
         self.residual = rules.in_compute(("batch", "residual_sequence", None))
         self.tokens = rules.in_compute(("batch", "sequence"))
 
     def lookup(self, tables: list[Table]) -> jax.Array:
-        """Sum of the rows that each table's ids [B, S] name -> residual stream [B, S, D].
+        """Look up the rows that each table's ids [B, S] name, and add them up into the residual stream [B, S, D].
 
         Every device adds up the rows it holds; one reduction over `tensor` serves all tables.
         """
@@ -60,7 +60,7 @@ class Vocabulary:
         columns, dtype = tables[0][0].shape[1], tables[0][0].dtype
 
         def mine(cut: tuple[str, ...], height: int, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-            """Local row numbers, and which of the ids are among this device's rows [B, S, 1]."""
+            """Return local row numbers, and whether each id is among this device's rows, [B, S, 1]."""
             local = ids - self.net.index(*cut) * height
             return jnp.clip(local, 0, height - 1), ((local >= 0) & (local < height))[..., None]
 
@@ -106,7 +106,7 @@ class Vocabulary:
         bias: jax.Array | None = None,
         softcap: float | None = None,
     ) -> jax.Array:
-        """Sum over this replica's tokens of weight x cross-entropy; shapes as in `models.cross_entropy`."""
+        """Return the sum over this replica's tokens of weight x cross-entropy; shapes as in `models.cross_entropy`."""
         at_rest = self.rules.at_rest(("vocab", "embed"), AUTO_AXES)
         bias_at_rest = self.rules.at_rest(("vocab",), AUTO_AXES)
 
@@ -159,21 +159,21 @@ class Vocabulary:
         return loss(x, head, labels, weights, bias)
 
     def _enter(self, x: jax.Array) -> jax.Array:
-        """Residual stream -> all of the sequence of this context shard."""
+        """Gather the residual stream over `tensor` into the whole sequence of this context shard."""
         return self.net.all_gather(x, "tensor", dim=1) if self.rules.sequence_parallel else x
 
     def _leave(self, x: jax.Array) -> jax.Array:
-        """Partial sums over `tensor` and `pipe` -> residual stream, the same on every stage."""
+        """Sum partial sums over `tensor` and `pipe` into the residual stream, the same on every stage."""
         if not self.rules.sequence_parallel:
             return self.net.psum(x, "tensor", "pipe")
         return self.net.psum(self.net.reduce_scatter(x, "tensor", dim=1), "pipe")
 
     def _gathered(self, table: jax.Array) -> jax.Array:
-        """A table [V, D], gathered over `fsdp` as [D, V], which is how it then lies; all uses share one gather."""
+        """Gather a table [V, D] over `fsdp` as [D, V], which is how it then lies; all uses share one gather."""
         return self.net.all_gather(table.T, "fsdp", dim=0)
 
     def _table_gradient(self, dtable: jax.Array) -> jax.Array:
-        """Sum a table's gradient over the devices that saw other tokens, leaving it sharded as it lies at rest."""
+        """Sum a table's gradient over the devices that saw other tokens, and leave it sharded as at rest."""
         return self.net.psum(self.net.reduce_scatter(dtable, "fsdp", dim=1), "expert", "context")
 
     def _manual(self, fn: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:

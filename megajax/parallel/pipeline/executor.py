@@ -1,13 +1,13 @@
 """Interleaved 1F1B as three `lax.scan`s over ticks, inside the region that is manual over `pipe`.
 
 Every stage runs the same program. A forward tick calls `jax.vjp` on one chunk of layers and puts the leaves of the
-closure that it returns into a ring buffer; the backward tick of that slot traces the same call, swaps the stored
-leaves in and pulls the cotangent back. So exactly what the rematerialisation policy names is stored, and only what it
-does not name is computed again. Leaves that the backward tick has anyway (weights, rotary angles, dropout keys) are not
+closure that it returns into a ring buffer; the backward tick of that slot traces the same call, swaps the stored leaves
+in and pulls the cotangent back. So exactly the activations that the rematerialisation policy names are stored, and only
+the others are computed again. Leaves that the backward tick has anyway (weights, rotary angles, dropout keys) are not
 stored.
 
-Slots outside the schedule compute on whatever is there, in time that is bubble anyway, and are masked; nothing branches
-by device. Embedding and loss are computed by all stages together, in ticks known from their number alone. Over `pipe` a
+Slots outside the schedule compute on garbage, in time that is bubble anyway, and are masked; nothing branches by
+device. Embedding and loss are computed by all stages together, in ticks known from their number alone. Over `pipe` a
 steady tick sends [B, S, D] one place forward and one place back, and sums it once around an embedding or a loss.
 
 Shapes: P stages, v chunks, n layers of a chunk on a stage, M microbatches, B samples of one on this replica, S
@@ -35,18 +35,24 @@ Leaves = list[jax.Array]
 
 
 class Flow(NamedTuple):
-    """What one stage carries from tick to tick."""
+    """State that one stage carries from tick to tick."""
 
     activation: jax.Array
-    """[B, S, D] from the stage before; after this tick's forward slot, its output."""
+    """Activation [B, S, D] from the stage before; after this tick's forward slot, the output of that slot."""
     gradient: jax.Array
-    """[B, S, D] from the stage after; after this tick's backward slot, the gradient of its input."""
+    """Gradient [B, S, D] from the stage after; after this tick's backward slot, the gradient of its input."""
     ring: Leaves
-    """[slots, ...] each: what the forward slots in flight have stored; masked ones write where nothing is alive."""
+    """Buffers [slots, ...] of what the forward slots in flight have stored.
+
+    Masked slots write where nothing is alive.
+    """
     block_sums: Leaves
-    """[v, n, ...] fp32 each: gradient sums of this stage's layers."""
+    """Gradient sums of this stage's layers, [v, n, ...] fp32 each."""
     other_sums: Leaves
-    """fp32: gradient sums of what is outside the blocks; every stage has all of it but for its vocabulary rows."""
+    """Gradient sums of all weights outside the blocks, fp32.
+
+    Every stage has all of them, except that it has its own vocabulary rows only.
+    """
     losses: Losses
     """Sums of the head's losses, the same on every stage."""
     inside: Losses
@@ -83,7 +89,7 @@ class Executor:
         self.parts = Parts(model, schedule.chunks)
 
     def losses_and_gradients(self) -> tuple[Losses, Model]:
-        """Loss sums, and gradient sums (fp32) of the objective, before any reduction over `data`."""
+        """Return loss sums and the gradient sums (fp32) of the objective, before any reduction over `data`."""
         s = self.schedule
         steady, cooldown = s.warmup_ticks, s.warmup_ticks + s.steady_ticks
         flow = self._start(training=True)
@@ -93,7 +99,7 @@ class Executor:
         return self._all_losses(flow), self.parts.join(flow.block_sums, flow.other_sums)
 
     def losses(self) -> Losses:
-        """Loss sums of the forward pass alone."""
+        """Return the loss sums of the forward pass alone."""
         ticks = range(self.schedule.warmup_ticks + self.schedule.steady_ticks)
         return self._all_losses(self._ticks("forward", self._start(training=False), ticks, self._advance, self._score))
 
@@ -114,7 +120,7 @@ class Executor:
         return Flow(activation, activation, ring, *sums, losses, inside)
 
     def _ticks(self, phase: str, flow: Flow, ticks: range, *works: Callable[[jax.Array, Flow], Flow]) -> Flow:
-        """Run a phase, named for profiles; at the end of a tick what was computed moves to the neighbours."""
+        """Run a phase under a name for profiles; at the end of a tick its results move to the neighbours."""
 
         def tick(flow: Flow, t: jax.Array) -> tuple[Flow, None]:
             for work in works:
@@ -142,7 +148,10 @@ class Executor:
         return flow._replace(activation=activation, inside=_add_if(slot.valid, flow.inside, inside))
 
     def _input(self, t: jax.Array, flow: Flow) -> jax.Array:
-        """What this tick's forward slot starts from: a new microbatch on the first stage, else what was received."""
+        """Return the input of this tick's forward slot.
+
+        It is a new microbatch on the first stage, else the activation that was received.
+        """
         slot = self.schedule.forward(t, self.stage)
         entering = self.schedule.entering(t)
         nothing = jnp.zeros_like(flow.activation)
@@ -151,7 +160,7 @@ class Executor:
         return jnp.where(slot.valid, x, jnp.nan) if self.poison else x
 
     def _head(self, t: jax.Array, flow: Flow) -> Flow:
-        """Losses of the microbatch that leaves the last stage, and their gradients."""
+        """Add the losses of the microbatch that leaves the last stage, and their gradients."""
         leaving = self.schedule.leaving(t)
 
         def run(flow: Flow) -> Flow:
@@ -165,7 +174,7 @@ class Executor:
         return jax.lax.cond(leaving.valid, run, lambda flow: flow, flow)
 
     def _score(self, t: jax.Array, flow: Flow) -> Flow:
-        """The losses alone."""
+        """Add the losses of the microbatch that leaves the last stage, without gradients."""
         leaving = self.schedule.leaving(t)
 
         def run(flow: Flow) -> Flow:
@@ -213,7 +222,7 @@ class Executor:
         return objective(losses, self.parts.config), losses
 
     def _factors(self, losses: Losses) -> Losses:
-        """Cotangent of the losses: the gradient of their objective."""
+        """Return the cotangent of the losses: the gradient of their objective."""
         factors = coefficients(self.parts.config)
         return {name: jnp.float32(factors[name]) for name in losses}
 
@@ -236,31 +245,33 @@ class Executor:
 
 
 class Call:
-    """A differentiated call, split into what has to be stored for its backward pass and what is at hand there too."""
+    """Differentiated call, split into values to store for its backward pass and values that are at hand there too."""
 
     def __init__(self, output: tuple[jax.Array, Losses], pull: Any, known: Leaves) -> None:
-        """`known` leaves are recognised by identity."""
+        """Split the leaves of `pull`; those in `known` are recognised by identity."""
         self.output = output
         self._leaves, self._tree = jax.tree.flatten(pull)
         self._stored = [not any(leaf is other for other in known) for leaf in self._leaves]
 
     @property
     def saved(self) -> Leaves:
-        """What has to be stored."""
+        """Return the leaves that have to be stored."""
         return [leaf for leaf, stored in zip(self._leaves, self._stored, strict=True) if stored]
 
     def pull(self, saved: Leaves) -> Callable[[tuple[jax.Array, Losses]], tuple[Units, jax.Array]]:
-        """Cotangent of the output -> those of (blocks, x), of the call that stored `saved`."""
+        """Return the function from the cotangent of the output to those of (blocks, x), for the call that stored
+        `saved`.
+        """
         remaining = iter(saved)
         leaves = [next(remaining) if stored else leaf for leaf, stored in zip(self._leaves, self._stored, strict=True)]
         return jax.tree.unflatten(self._tree, leaves)
 
 
 class Parts:
-    """A model taken apart: the blocks, by chunk, and the rest."""
+    """Model taken apart into the blocks, by chunk, and the rest."""
 
     def __init__(self, model: Model, chunks: int) -> None:
-        """Block leaves are [n, ...] with one chunk, else [v, n, ...]."""
+        """Take a model apart; block leaves are [n, ...] with one chunk, else [v, n, ...]."""
         self.config = model.config
         leaves, self._tree = jax.tree.flatten(model)
         self._is_block = [name.startswith("blocks.") for name, _ in named_leaves(model)]
@@ -272,16 +283,16 @@ class Parts:
         self.layers = self.block_leaves[0].shape[1]
 
     def chunk(self, number: jax.Array | int) -> Block:
-        """The layers [n, ...] of one chunk."""
+        """Return the layers [n, ...] of one chunk."""
         pick = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False)  # noqa: E731
         return jax.tree.unflatten(self._block_tree, [pick(leaf) for leaf in self.block_leaves])
 
     def model(self, others: Leaves) -> Model:
-        """The model with other weights outside the blocks."""
+        """Return the model with other weights outside the blocks."""
         return self.join(self._original, others)
 
     def join(self, block_leaves: Leaves, others: Leaves) -> Model:
-        """A model of these leaves, in the shapes it came in."""
+        """Build a model from these leaves, in the shapes in which it came in."""
         blocks, rest = iter(block_leaves), iter(others)
         leaves = [
             next(blocks).reshape(shape) if block else next(rest)

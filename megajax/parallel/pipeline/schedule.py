@@ -1,4 +1,4 @@
-"""Pipeline schedules: which stage works on which microbatch, and when.
+"""Pipeline schedules, which say when a stage works on which microbatch.
 
 `Interleaved1F1B` is the schedule that runs: arithmetic from (tick, stage) to work, on Python integers and on traced
 ones alike, so that the executor, the planner, the drawings and the tests all ask the same functions. `Schedule` is a
@@ -47,20 +47,20 @@ KINDS: tuple[Kind, Kind] = ("F", "B")
 
 
 class Slot(NamedTuple):
-    """What one stage does in one direction of one tick."""
+    """Work of one stage in one direction of one tick."""
 
     valid: bool | jax.Array
-    """False in the bubble; the indices are in range all the same."""
+    """False in the bubble, where the indices are in range all the same."""
     chunk: Index
-    """Which of the stage's v chunks."""
+    """Number of the chunk among the stage's v chunks."""
     microbatch: Index
     ring_slot: Index
-    """Where the forward leaves its activations for the backward, among `ring_slots` places."""
+    """Place where the forward leaves its activations for the backward, among `ring_slots` places."""
 
 
 @dataclass(frozen=True)
 class Interleaved1F1B:
-    """The schedule of the executor; v = 1 is 1F1B without interleaving.
+    """Schedule of the executor; v = 1 is 1F1B without interleaving.
 
     Raises:
         InputError: a size below 1, or v > 1 and microbatches that do not fill groups of P.
@@ -79,7 +79,7 @@ class Interleaved1F1B:
             _require_multiple(self.microbatches, "microbatches", why, self.stages)
 
     def layers_per_chunk(self, layers: int) -> int:
-        """Length n = L / (v P) of a chunk.
+        """Return the length n = L / (v P) of a chunk.
 
         Raises:
             InputError: the layers do not divide; names the nearest numbers that do.
@@ -92,52 +92,58 @@ class Interleaved1F1B:
 
     @property
     def warmup_ticks(self) -> int:
-        """Ticks before the first backward: forward only."""
+        """Return the ticks before the first backward, which have forwards only."""
         return self.stages * self.chunks - 1
 
     @property
     def steady_ticks(self) -> int:
-        """Ticks of one forward and one backward."""
+        """Return the ticks with a forward and a backward each."""
         return self._slots - self.warmup_ticks + self.stages - 1
 
     @property
     def cooldown_ticks(self) -> int:
-        """Ticks after the last forward: backward only."""
+        """Return the ticks after the last forward, which have backwards only."""
         return self.warmup_ticks
 
     @property
     def ticks(self) -> int:
-        """Ticks of a step."""
+        """Return the ticks of a step."""
         return self.warmup_ticks + self.steady_ticks + self.cooldown_ticks
 
     # Work
 
     def forward(self, tick: Index, stage: Index) -> Slot:
-        """The forward of `stage` in `tick` (not in the cool-down)."""
+        """Return the forward of `stage` in `tick` (not in the cool-down)."""
         return self._slot(tick - stage)
 
     def backward(self, tick: Index, stage: Index) -> Slot:
-        """The backward of `stage` in `tick` (not in the warm-up), after that tick's forward."""
+        """Return the backward of `stage` in `tick` (not in the warm-up), which comes after that tick's forward."""
         k = tick - self.warmup_ticks - (self.stages - 1 - stage)
         return self._slot(self.forward_index_of_backward(k))
 
     def forward_index_of_backward(self, k: Index) -> Index:
-        """Index of the forward that the k-th backward undoes: the same place in its group, chunks in reverse."""
+        """Return the index of the forward that the k-th backward undoes.
+
+        It has the same place in its group, and the chunks come in reverse.
+        """
         chunk = k // self.stages % self.chunks
         return k + (self.chunks - 1 - 2 * chunk) * self.stages
 
     def entering(self, tick: Index) -> Slot:
-        """The microbatch that needs its embedding in `tick`, before the forward: it starts on stage 0, chunk 0."""
+        """Return the microbatch that needs its embedding in `tick`, before the forward.
+
+        It starts on stage 0, chunk 0.
+        """
         slot = self.forward(tick, 0)
         return slot._replace(valid=slot.valid & (slot.chunk == 0))
 
     def leaving(self, tick: Index) -> Slot:
-        """The microbatch that needs head and loss in `tick`, after the forward and before the backward."""
+        """Return the microbatch that needs head and loss in `tick`, after the forward and before the backward."""
         slot = self.forward(tick, self.stages - 1)
         return slot._replace(valid=slot.valid & (slot.chunk == self.chunks - 1))
 
     def embedding_backward(self, tick: Index) -> Slot:
-        """The microbatch whose gradient reaches the embedding in `tick`, after the backward."""
+        """Return the microbatch whose gradient reaches the embedding in `tick`, after the backward."""
         slot = self.backward(tick, 0)
         return slot._replace(valid=slot.valid & (slot.chunk == 0))
 
@@ -145,25 +151,25 @@ class Interleaved1F1B:
 
     @property
     def ring_slots(self) -> int:
-        """Places for saved activations on each stage, whatever M is."""
+        """Return the number of places for saved activations on each stage, whatever M is."""
         return 2 * self.stages - 1 if self.chunks == 1 else (self.chunks + 1) * self.stages
 
     def in_flight(self, stage: int) -> int:
-        """Most chunk activations that wait for their backward on `stage` at once."""
+        """Return the largest number of chunk activations that wait for their backward on `stage` at once."""
         return min(self._slots, (self.chunks + 1) * self.stages - 1 - 2 * stage)
 
     @property
     def bubble_fraction(self) -> float:
-        """Idle time over ideal time, (P - 1) / vM."""
+        """Return idle time over ideal time, (P - 1) / vM."""
         return (self.stages - 1) / self._slots
 
     @property
     def _slots(self) -> int:
-        """Forwards of a stage, and backwards."""
+        """Return the number of forwards of a stage, which is that of its backwards."""
         return self.chunks * self.microbatches
 
     def _slot(self, k: Index) -> Slot:
-        """The k-th forward of a stage."""
+        """Return the k-th forward of a stage."""
         group, chunk, lane = k // (self.chunks * self.stages), k // self.stages % self.chunks, k % self.stages
         # A place is free again 2 (v - c) P - 1 - 2 s ticks after chunk c took it. Chunk v - c of the next group comes
         # 2 (v - c) P after it and may have it; so may, for c = 0, the group after next. As this holds for every
@@ -179,7 +185,7 @@ FORWARD, BACKWARD = 1, 2
 
 
 class Work(NamedTuple):
-    """One chunk's forward or backward of one microbatch."""
+    """Forward or backward of one chunk and microbatch, with its start time."""
 
     start: int
     kind: Kind
@@ -188,33 +194,33 @@ class Work(NamedTuple):
 
     @property
     def end(self) -> int:
-        """When the next work can start."""
+        """Return the time when the next work can start."""
         return self.start + (FORWARD if self.kind == "F" else BACKWARD)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule played out in time."""
+    """Schedule played out in time."""
 
     name: str
     chunks: int
     microbatches: int
     stages: Sequence[Sequence[Work]]
-    """The work of every stage, in order."""
+    """Work of every stage, in order."""
 
     @cached_property
     def length(self) -> int:
-        """Time of a step."""
+        """Return the time of a step."""
         return max(work.end for stage in self.stages for work in stage)
 
     @property
     def bubble_fraction(self) -> float:
-        """Idle time over ideal time; all stages have the same work."""
+        """Return idle time over ideal time; all stages have the same work."""
         busy = sum(work.end - work.start for work in self.stages[0])
         return (self.length - busy) / busy
 
     def in_flight(self, stage: int) -> int:
-        """Most chunk activations that wait for their backward on `stage` at once."""
+        """Return the largest number of chunk activations that wait for their backward on `stage` at once."""
         most = now = 0
         for work in self.stages[stage]:
             now += 1 if work.kind == "F" else -1
@@ -222,17 +228,17 @@ class Schedule:
         return most
 
     def label(self, work: Work) -> str:
-        """F or B, the chunk if there are several, and the microbatch: `F3`, `B1.12`."""
+        """Return F or B, the chunk if there are several, and the microbatch: `F3`, `B1.12`."""
         chunk = f"{work.chunk}." if self.chunks > 1 else ""
         return f"{work.kind}{chunk}{work.microbatch}"
 
     def order(self, stage: int) -> str:
-        """The labels of a stage's work."""
+        """Return the labels of a stage's work, in order."""
         return " ".join(self.label(work) for work in self.stages[stage])
 
 
 def interleaved(stages: int, chunks: int, microbatches: int) -> Schedule:
-    """`Interleaved1F1B` tick by tick: what the executor does."""
+    """Play out `Interleaved1F1B` tick by tick, as the executor runs it."""
     rule = Interleaved1F1B(stages, chunks, microbatches)
     rows: list[list[Work]] = [[] for _ in range(stages)]
     now = 0
@@ -250,13 +256,13 @@ def interleaved(stages: int, chunks: int, microbatches: int) -> Schedule:
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
-    """All forwards, then all backwards (1811.06965; in the order of 2104.04473, figure 3)."""
+    """Play out all forwards, then all backwards (1811.06965; in the order of 2104.04473, figure 3)."""
     forwards, backwards = _each("F", microbatches), _each("B", microbatches)
     return _play("GPipe", microbatches, [forwards + backwards] * stages)
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
-    """Megatron-LM's schedule without interleaving (PipeDream-flush; 2104.04473, figure 4 top)."""
+    """Play out Megatron-LM's schedule without interleaving (PipeDream-flush; 2104.04473, figure 4 top)."""
     forwards, backwards = _each("F", microbatches), _each("B", microbatches)
     orders = []
     for stage in range(stages):
