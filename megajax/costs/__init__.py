@@ -1,1 +1,1 @@
-"""Closed forms of what a configuration costs: parameters, FLOPs and memory, and the GPUs they are held against."""
+"""Closed forms of a configuration's costs (parameters, FLOPs and memory), and the table of GPUs."""

@@ -2,12 +2,12 @@
 
 All costs are derived from these few facts. A configuration says what is trained, a mesh on how many devices.
 
-A stack is what one scan runs: all layers of a decoder or of BERT; T5 has two, of which the second looks at what the
-first one made.
+A stack is the layers that one scan runs: all layers of a decoder or of BERT. T5 has two, of which the second attends to
+the output of the first.
 
 The load of a mixture is taken to be balanced: of the T k assignments that a device's experts see together, T k / E are
-each expert's. They are worked through in whole blocks of `models.experts.block_rows`, so that an expert computes
-ceil(T k / E R) R rows. What a router really chooses changes the time of a step, but nothing that is sent or held.
+each expert's. They are computed in whole blocks of `models.experts.block_rows` rows, so that an expert computes ceil(T
+k / E R) R. The real choices of a router change the time of a step, but neither traffic nor memory.
 
 Letters: B samples of a micro batch, S sequence, T = B S / context tokens of a device (of experts: of all devices along
 `expert`), N heads, K kv heads, L layers, k experts of a token, E experts, R rows of a block; P stages, v chunks per
@@ -32,12 +32,12 @@ from megajax.parallel.pipeline.schedule import Interleaved1F1B
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a mesh, as every other one of its pipeline stage."""
+    """Device of a mesh, which stands for every device of its pipeline stage."""
 
     config: Config
-    """Its mesh sizes do not count, those of `mesh` do."""
+    """Configuration of the training, whose mesh sizes are ignored in favour of `mesh`."""
     mesh: Mapping[str, int]
-    """Size of every axis."""
+    """Size of every axis of the mesh."""
 
     @classmethod
     def of(cls, config: Config) -> Device:
@@ -46,61 +46,66 @@ class Device:
 
     @property
     def samples(self) -> int:
-        """Samples of a global batch that this device sees; devices along the other axes see the same ones."""
+        """Return the samples of a global batch that this device sees; devices along other axes see the same."""
         return self.config.train.global_batch_size // math.prod(self.mesh[axis] for axis in REPLICAS)
 
     @property
     def microbatches(self) -> int:
-        """M, the microbatches of a global batch."""
+        """Return M, the microbatches of a global batch."""
         return self.samples // self.config.train.micro_batch_size
 
     def tokens(self, sequence: int) -> float:
-        """T, the tokens of a micro batch of samples of S tokens."""
+        """Return T, the tokens of a micro batch of samples of S tokens."""
         return self.config.train.micro_batch_size * sequence / self.mesh["context"]
 
     @property
     def width(self) -> int:
-        """Bytes of a number in the forward and backward pass."""
+        """Return the bytes of a number in the forward and backward pass."""
         return 4 if self.config.train.precision == "fp32" else 2
 
     @property
     def head_ways(self) -> int:
-        """Ways that heads are cut over `tensor`."""
+        """Return the number of parts into which heads are cut over `tensor`."""
         return 1 if self.config.parallel.whole_heads else self.mesh["tensor"]
 
     @property
     def heads(self) -> float:
-        """N of this device."""
+        """Return N, the query heads of this device."""
         return self.config.model.num_heads / self.head_ways
 
     @property
     def kv_heads(self) -> float:
-        """K of this device."""
+        """Return K, the key/value heads of this device."""
         return self.config.model.kv_heads / self.head_ways
 
     @property
     def stream_ways(self) -> int:
-        """Ways that the residual stream is cut over `tensor`."""
+        """Return the number of parts into which the residual stream is cut over `tensor`."""
         return self.mesh["tensor"] if self.config.parallel.sequence_parallel else 1
 
     def stream(self, sequence: int) -> float:
-        """Bytes of the residual stream [T, D] of a micro batch of samples of S tokens, whole over `tensor`."""
+        """Return the bytes of the residual stream [T, D] of a micro batch of samples of S tokens, uncut over
+        `tensor`.
+        """
         return self.width * self.tokens(sequence) * self.config.model.hidden_size
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """Stacks of layers, in the order in which they run; a pipeline cuts the last one."""
+        """Return the stacks of layers in the order in which they run; a pipeline cuts the last one."""
         return model_class(self.config.model).stacks(self.config.model, self.config.data)
 
     @property
     def layers(self) -> int:
-        """Layers of the fullest stage; where they do not divide (Megatron-LM), the last and the first have one less."""
+        """Return the layers of the fullest stage.
+
+        Where they do not divide (Megatron-LM), the last and the first stage have one less.
+        """
         chunks = self.config.parallel.chunks
         return math.ceil(self.config.model.num_layers / (self.mesh["pipe"] * chunks)) * chunks
 
     @property
     def schedule(self) -> Interleaved1F1B:
-        """The schedule of the pipeline: which stage works on which microbatch, and when."""
+        """Return the schedule of the pipeline, which says when a stage works on which microbatch."""
         return Interleaved1F1B(self.mesh["pipe"], self.config.parallel.chunks, self.microbatches)
 
     def stride(self, axis: str) -> int:
@@ -109,24 +114,24 @@ class Device:
 
     @property
     def load(self) -> Load | None:
-        """The work of each expert for a microbatch; None = the model is no mixture."""
+        """Return the work of each expert for a microbatch; None = the model is no mixture."""
         if not self.config.model.experts:
             return None
         return expert_load(self.config.model, self.tokens(self.stacks[-1].sequence) * self.mesh["expert"])
 
 
 class Load(NamedTuple):
-    """The work of each expert of a mixture for a microbatch, in every layer."""
+    """Work of each expert of a mixture for a microbatch, in every layer."""
 
     tokens: float
     """Assignments of an expert, T k / E."""
     blocks: int
-    """Blocks that it works through, the last one perhaps half empty."""
+    """Blocks that an expert works through, the last one perhaps half empty."""
     block_rows: int
-    """R."""
+    """Rows R of a block."""
 
     def __str__(self) -> str:
-        """Say it in words."""
+        """Describe the load in words."""
         rows = self.blocks * self.block_rows
         return (
             f"balanced load: {self.tokens:,.0f} tokens each in a microbatch, computed in {self.blocks} blocks of "
@@ -147,14 +152,14 @@ def head_matrices(model: ModelConfig) -> int:
 
 
 def lookups(model: ModelConfig) -> int:
-    """Count how often a microbatch is looked up in the embedding: by an encoder and by a decoder."""
+    """Count how often a microbatch is looked up in the embedding: twice with encoder and decoder, else once."""
     return 2 if model_class(model).writes == "answer" else 1
 
 
 def lookups_again(model: ModelConfig, stages: int) -> int:
     """Count how often the backward pass looks a microbatch up again.
 
-    A pipeline keeps nothing of the embedding. Lookups alone need nothing for their gradient; a norm behind them needs
-    its input.
+    A pipeline keeps nothing of the embedding. The gradient of a lookup needs no saved array; a norm after it needs its
+    input.
     """
     return int(model.embedding_norm and stages > 1)

@@ -1,5 +1,6 @@
-"""FLOPs of a transformer, and how long they take: the model's, which the arithmetic needs whatever the layout, and the
-hardware's, which recomputation adds to.
+"""FLOPs of a transformer and the time that they take.
+
+Model FLOPs are those that the arithmetic needs whatever the layout; hardware FLOPs include recomputation.
 
 A multiply-add is 2 FLOPs. Only matrix products count (embedding lookup, norms, softmax and rotary embedding do not),
 and the backward pass is twice the forward. Two conventions for the attention scores exist, and published numbers mix
@@ -30,24 +31,25 @@ class Flops:
     projections: int
     """Query, key, value and output projections."""
     core: int
-    """Scores and weighted sum of the values."""
+    """Attention scores and weighted sum of the values."""
     mlp: int
-    """The two (gated: three) matrices of the MLP; of a mixture, those of the experts that a token uses."""
+    """Two (gated: three) matrices of the MLP; in a mixture, those of the experts that a token uses."""
     logits: int
     """Output matrix (bert: and the transform before it)."""
 
     @property
     def forward(self) -> int:
-        """One forward pass."""
+        """Return the FLOPs of one forward pass."""
         return self.projections + self.core + self.mlp + self.logits
 
     @property
     def model(self) -> int:
-        """Forward and backward: the numerator of MFU."""
+        """Return the FLOPs of forward and backward: the numerator of MFU."""
         return 3 * self.forward
 
     def hardware(self, remat: Remat) -> int:
-        """Forward, backward and recomputation: the numerator of HFU, as the Megatron papers count it.
+        """Return the FLOPs of forward, backward and recomputation: the numerator of HFU, as the Megatron papers count
+        it.
 
         full: one more forward of the blocks (2104.04473, eq. 3). selective: the attention core is charged once more
         with forward and backward (2205.05198, appendix A), three times the one extra forward that runs.
@@ -59,7 +61,9 @@ class Flops:
 def count_flops(
     model: ModelConfig, batch: int, sequence: int, attention: AttentionConvention, decoder_sequence: int = 0
 ) -> Flops:
-    """FLOPs of `batch` samples of `sequence` tokens (t5: the encoder's, and `decoder_sequence` of the decoder).
+    """Count the FLOPs of `batch` samples of `sequence` tokens.
+
+    For t5 these are the tokens of the encoder, and those of the decoder are `decoder_sequence`.
 
     For multi-head attention, F = 4 D and "full" this is 72 B L S D^2 (1 + S / 6D + V / 12DL) (2104.04473, section 5.1).
     The router of a mixture does not count, as in Megatron-LM.
@@ -78,11 +82,11 @@ def count_flops(
 
 
 Parts = tuple[int, int, int]
-"""Projections, core and MLP."""
+"""FLOPs of projections, core and MLP."""
 
 
 def _layers(model: ModelConfig, layers: int, tokens: int, keys_seen: float) -> Parts:
-    """A stack whose queries see so many keys each, on average."""
+    """Count the FLOPs of a stack whose queries see `keys_seen` keys each, on average."""
     width, queries, keys = model.hidden_size, model.num_heads * model.head_size, model.kv_heads * model.head_size
     units = layers * model.ffn_size
     if model.experts:
@@ -96,13 +100,18 @@ def _layers(model: ModelConfig, layers: int, tokens: int, keys_seen: float) -> P
 
 
 def _cross(model: ModelConfig, tokens: int, encoded: int, sequence: int) -> Parts:
-    """The decoder's attention to what was encoded; every layer projects its own keys and values of it."""
+    """Count the FLOPs of the decoder's attention to the encoder's output.
+
+    Every layer projects its own keys and values of it.
+    """
     size = model.num_layers * model.num_heads * model.head_size
     return 2 * size * model.hidden_size * 2 * (tokens + encoded), 4 * size * tokens * sequence, 0
 
 
 def _keys_seen(model: ModelConfig, sequence: int, attention: AttentionConvention) -> float:
-    """Keys that a query is charged for, in the mean of all layers: all, or those before it (and in the window)."""
+    """Return the keys that a query is charged for, in the mean of all layers: all, or those before it (and in the
+    window).
+    """
     if attention == "full" or not model_class(model).causal:
         return sequence
     window = min(model.window or sequence, sequence)
@@ -111,7 +120,7 @@ def _keys_seen(model: ModelConfig, sequence: int, attention: AttentionConvention
 
 
 def flops_per_token(model: ModelConfig, sequence: int, attention: AttentionConvention) -> float:
-    """Model FLOPs (forward and backward) per trained token, of one stack."""
+    """Return the model FLOPs (forward and backward) per trained token, of one stack."""
     return count_flops(model, 1, sequence, attention).model / sequence
 
 
@@ -124,15 +133,15 @@ class Budget:
 
 
 def budget(tokens: float, tokens_per_second: float, gpus: int) -> Budget:
-    """Time for a token budget at a rate.
+    """Return the time for a token budget at a rate.
 
     With a FLOP/s rate X per GPU instead, tokens_per_second = gpus X / FLOPs per token; with hardware FLOPs of full
     recomputation this is the papers' 8 T P / n X (2104.04473, equation 4).
 
     Args:
-        tokens: of the whole run.
-        tokens_per_second: of all GPUs together.
-        gpus: how many.
+        tokens: tokens of the whole run.
+        tokens_per_second: rate of all GPUs together.
+        gpus: number of GPUs.
     """
     hours = tokens / tokens_per_second / 3600
     return Budget(days=hours / 24, gpu_hours=hours * gpus)

@@ -28,15 +28,15 @@ from megajax.config.base import InputError
 from megajax.costs.hardware import GPUS, MEMORY, MEMORY_FRACTION, OTHER_NAMES
 
 TYPES = tuple(dict.fromkeys(gpu.type for gpu in GPUS))
-"""GPUs that share their settings: "h100" is every H100."""
+"""Types of GPUs, whose members share their settings: "h100" is every H100."""
 BLACKWELL = tuple(dict.fromkeys(gpu.type for gpu in GPUS if gpu.capability == 10))
 
 
 class Setting(NamedTuple):
-    """One row of the table."""
+    """Setting of XLA, JAX or NCCL, with the GPUs that it is for and the reason: one row of the table."""
 
     kind: Literal["xla", "env"]
-    """A flag inside XLA_FLAGS, or a variable of its own."""
+    """Place of the setting: a flag inside XLA_FLAGS, or a variable of its own."""
     name: str
     value: str
     gpus: tuple[str, ...]
@@ -94,7 +94,7 @@ def settings_warning(gpu: str, environment: Mapping[str, str] = os.environ) -> s
 
     Args:
         gpu: name of the device, as JAX has it.
-        environment: of the program.
+        environment: environment variables of the program.
     """
     names = [row.name for row in _missing(gpu_type(gpu), environment)]
     if not names:

@@ -1,4 +1,4 @@
-"""The table of GPUs: their peaks, how much of these training reaches, memory, network, and what XLA asks about them.
+"""The table of GPUs: peaks, the shares of them that training reaches, memory, network, and facts that XLA asks for.
 
 A new GPU is a new row of `GPUS`: MFU, planner, settings of XLA (`costs.gpu_settings`) and compilation for GPUs that are
 not there (`planning.deviceless`) all read this table. The launcher reads it too, so this module does not import JAX.
@@ -19,36 +19,36 @@ from dataclasses import dataclass, replace
 from megajax.config.base import InputError
 
 MEMORY_FRACTION = 0.92
-"""Share of a GPU's memory that JAX takes, and so arrays can have, unless the user has set it (`memory_fraction`)."""
+"""Share of a GPU's memory that JAX takes for arrays, unless the user has set another one (`memory_fraction`)."""
 MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-"""The environment variable that sets it."""
+"""Name of the environment variable that sets the share of a GPU's memory that JAX takes."""
 OTHER_NAMES = {MEMORY: "XLA_CLIENT_MEM_FRACTION"}
-"""Variables that JAX takes for the same, and refuses beside each other."""
+"""Environment variables -> another name that JAX takes for the same, and refuses beside the first."""
 
 
 @dataclass(frozen=True)
 class Speed:
     """Shares of a GPU's peaks that large operations reach in training, one constant per class of operations.
 
-    Matrix products: what the best tuned one reaches (A100 271, H100 795, B200 1,745, GB200 1,822 TFLOP/s in 16 bits;
-    H100 1,403 and B200 3,433 in fp8; Bekman, ML Engineering) times what is left of it when the GPU is hot, at its power
-    limit, and multiplies real numbers: 0.94 on A100, 0.82 since. That, attention and network are set once, for all
-    published step times of the A100 and the H100 together (tests/planning/test_step_time.py); Blackwell has Hopper's
-    until somebody measures. NVLink: 370 of 450 GB/s, same source.
+    The share of matrix products is the rate of the best tuned one (A100 271, H100 795, B200 1,745, GB200 1,822 TFLOP/s
+    in 16 bits; H100 1,403 and B200 3,433 in fp8; Bekman, ML Engineering) times the part of it that is left when the GPU
+    is hot, at its power limit, and multiplies real numbers: 0.94 on A100, 0.82 since. That part, attention and network
+    are set once, for all published step times of the A100 and the H100 together (tests/planning/test_step_time.py);
+    Blackwell has Hopper's values until somebody measures. NVLink reaches 370 of 450 GB/s (same source).
     """
 
     matmul: float
-    """Of the dense 16-bit (or TF32) peak: large matrix products."""
+    """Share of the dense 16-bit (or TF32) peak that large matrix products reach."""
     matmul_fp8: float
-    """Of the dense fp8 peak: the same in fp8."""
+    """Share of the dense fp8 peak that large matrix products in fp8 reach."""
     attention: float
-    """Of the dense 16-bit peak: fused attention, counting the scores that a causal mask leaves."""
+    """Share of the dense 16-bit peak that fused attention reaches, counting the scores that a causal mask leaves."""
     memory: float
-    """Of the memory bandwidth: elementwise operations, norms, optimizer."""
+    """Share of the memory bandwidth that elementwise operations, norms and optimizer reach."""
     link: float
-    """Of the NVLink bandwidth: large collectives inside a node."""
+    """Share of the NVLink bandwidth that large collectives inside a node reach."""
     network: float
-    """Of the network bandwidth: large collectives between nodes."""
+    """Share of the network bandwidth that large collectives between nodes reach."""
 
 
 AMPERE = Speed(matmul=0.82, matmul_fp8=0.0, attention=0.50, memory=0.85, link=0.82, network=0.85)
@@ -59,55 +59,57 @@ GRACE_BLACKWELL = replace(BLACKWELL, matmul=0.60, matmul_fp8=0.60)
 
 @dataclass(frozen=True)
 class Chip:
-    """Facts about a GPU that only XLA's compiler asks, as the CUDA driver reports them; sizes in bytes."""
+    """Facts about a GPU that only XLA's compiler asks for, as the CUDA driver reports them; sizes in bytes."""
 
     device_kind: str
-    """`jax.Device.device_kind`."""
+    """Value of `jax.Device.device_kind` on this GPU."""
     lanes: int
-    """fp32 units per multiprocessor."""
+    """Number of fp32 units per multiprocessor."""
     clock_ghz: float
     l2_cache: int
     shared_memory: int
-    """Per multiprocessor; a block may have 1 KiB less."""
+    """Bytes of shared memory per multiprocessor; a block may have 1 KiB less."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; rates per second and device, one direction."""
+    """GPU with its peaks, memory and network; rates are per second and device, in one direction."""
 
     name: str
     kind: str
-    """Regular expression on `jax.Device.device_kind`."""
+    """Regular expression that is searched for in `jax.Device.device_kind`."""
     capability: int
     """CUDA compute capability, major version: 8 is Ampere, 9 Hopper, 10 Blackwell."""
     half_tflops: float
     """Dense bf16 and fp16 tensor-core peak, 1e12 FLOP/s."""
     tf32_tflops: float
-    """Dense TF32 peak, 1e12 FLOP/s: what XLA uses for fp32 matrix products by default."""
+    """Dense TF32 peak, 1e12 FLOP/s; XLA uses TF32 for fp32 matrix products by default."""
     fp8_tflops: float | None
     """Dense fp8 peak, 1e12 FLOP/s; None = the tensor cores have no fp8."""
     multiprocessors: int
     memory_bytes: float
     memory_bandwidth: float
-    """Bytes/s of device memory."""
+    """Bandwidth of device memory, bytes/s."""
     link_bandwidth: float
-    """NVLink bytes/s."""
+    """Bandwidth of NVLink, bytes/s."""
     network_bandwidth: float
-    """Bytes/s of the network card that serves one GPU."""
+    """Bandwidth of the network card that serves one GPU, bytes/s."""
     speed: Speed
     link_domain: int = 8
-    """GPUs that NVLink connects."""
+    """Number of GPUs that NVLink connects."""
     chip: Chip | None = None
-    """None = nothing can be compiled for it where it is not."""
+    """Facts for the compiler; None = nothing can be compiled for this GPU where it is not."""
 
     @property
     def type(self) -> str:
-        """Key of its settings: "h100" for every H100."""
+        """Return the key of its settings: "h100" for every H100."""
         return self.name.partition("-")[0].lower()
 
     @property
     def array_bytes(self) -> float:
-        """Bytes that arrays can have. The launcher gives JAX as much; the rest is for CUDA, NCCL and fragments.
+        """Return the bytes that arrays can have.
+
+        The launcher gives JAX as much; the rest is for CUDA, NCCL and fragments.
 
         Raises:
             InputError: the user has set the share to something that is no number above 0.
@@ -168,12 +170,12 @@ def gpu_named(name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class Peak:
-    """The peak of one device and where the number comes from."""
+    """Peak of one device and the source of the number."""
 
     flops: float | None
-    """FLOP/s, or None if unknown."""
+    """Peak in FLOP/s, or None if unknown."""
     label: str
-    """For the log, where MFU is explained."""
+    """Source of the number for the log, where MFU is explained."""
 
 
 def table_peak(device_kind: str, precision: str) -> Peak:

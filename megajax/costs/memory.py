@@ -1,13 +1,13 @@
 """Bytes that a device holds during a training step of this implementation, in closed form.
 
-Exact is what lasts: weights and optimizer state are the model's own arrays under the rule table. The rest is what XLA
-keeps at the moment when it keeps most, which is one of two:
+Bytes that last are exact: weights and optimizer state are the model's own arrays under the rule table. The rest are the
+bytes that XLA keeps at the moment when it keeps most, which is one of two:
 
     a layer's backward    gradient sums, compute copy, saved activations, the gradients of all layers that this
                           backward runs through, and what one layer works with
     head and loss         the same without layer and layer gradients, but with the gradient of the output matrix
 
-Not in it: the CUDA context (0.5-0.9 GiB), NCCL (1-2 GiB), scratch of autotuned kernels, fragmentation.
+Not included are the CUDA context (0.5-0.9 GiB), NCCL (1-2 GiB), scratch of autotuned kernels and fragmentation.
 
 Shapes: B samples of a micro batch, S sequence, T = B S / context tokens of a device, D embed, N heads, K kv heads,
 H head dim, F mlp, V padded vocabulary, L layers; P stages, v chunks per stage, M microbatches.
@@ -37,33 +37,33 @@ class StageMemory:
     """Bytes of one device of a pipeline stage, at the moment when most is held; the fields add up."""
 
     weights: float
-    """fp32 master weights."""
+    """Master weights, fp32."""
     optimizer: float
-    """fp32 moments."""
+    """Moments of the optimizer, fp32."""
     gradients: float
-    """fp32 sums over the microbatches."""
+    """Sums of gradients over the microbatches, fp32."""
     compute_copy: float
     """Weights cast once a step; none in fp32."""
     activations: float
-    """Saved for the backward pass: of all layers of one microbatch, or the pipeline's ring."""
+    """Activations saved for the backward pass: of all layers of one microbatch, or the pipeline's ring."""
     logits: float
     """Gradients of embedding and output matrix, and if the peak is there, the fp32 logits of a chunk of tokens."""
     workspace: float
-    """Of the layers at work: their gradients, gathered weights, activations, scores where a kernel holds them."""
+    """Bytes of the layers at work: their gradients, gathered weights, activations, scores where a kernel holds them."""
 
     @property
     def persistent(self) -> float:
-        """Bytes that last between steps: XLA's arguments, but for the batch."""
+        """Return the bytes that last between steps: XLA's arguments without the batch."""
         return self.weights + self.optimizer
 
     @property
     def temporary(self) -> float:
-        """Bytes that a step needs on top: XLA's temporaries."""
+        """Return the bytes that a step needs on top: XLA's temporaries."""
         return self.total - self.persistent
 
     @property
     def total(self) -> float:
-        """The sum of all fields."""
+        """Return the sum of all fields."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
@@ -73,9 +73,9 @@ def stage_memory(config: Config, mesh: Mapping[str, int], stage: int) -> StageMe
     All stages hold the same: as many layers, a ring as long, the same share of embedding and head.
 
     Args:
-        config: with a known vocabulary.
+        config: configuration with a known vocabulary.
         mesh: size of every axis.
-        stage: 0 to P - 1.
+        stage: number of the stage, 0 to P - 1.
 
     Raises:
         InputError: there is no such stage, or the stages do not divide the layers.
@@ -97,26 +97,26 @@ def stage_memory(config: Config, mesh: Mapping[str, int], stage: int) -> StageMe
 
 
 def heaviest(config: Config, mesh: Mapping[str, int]) -> StageMemory:
-    """The fullest device of all: any, as stages do not differ."""
+    """Return the bytes of the fullest device of all, which is any, as stages do not differ."""
     return stage_memory(config, mesh, 0)
 
 
 def state_bytes(config: Config, mesh: Mapping[str, int]) -> float:
-    """Bytes of a device for fp32 weights, optimizer state and gradient sums."""
+    """Return the bytes of a device for fp32 weights, optimizer state and gradient sums."""
     counts = _Holder(config, mesh).counts
     return FP32 * (counts.at_rest + counts.moments + counts.step)
 
 
 def saved_per_layer(config: Config, mesh: Mapping[str, int], stack: Stack | None = None) -> float:
-    """Bytes that one layer and microbatch keep for the backward pass under `train.remat`.
+    """Return the bytes that one layer and microbatch keep for the backward pass under `train.remat`.
 
-    With a GELU MLP of 4 D, all that is tagged makes 20 T D / tensor bytes in 16 bits; Megatron-LM keeps 34 (2205.05198,
-    equation 6). Experts of a mixture keep nothing: their hidden units are always computed again.
+    With a GELU MLP of 4 D, all tagged activations make 20 T D / tensor bytes in 16 bits; Megatron-LM keeps 34
+    (2205.05198, equation 6). Experts of a mixture keep nothing: their hidden units are always computed again.
 
     Args:
-        config: with a known vocabulary.
+        config: configuration with a known vocabulary.
         mesh: size of every axis.
-        stack: to which the layer belongs; None = the last one.
+        stack: stack to which the layer belongs; None = the last one.
     """
     device, model, remat = _Holder(config, mesh), config.model, config.train.remat
     stack = stack or device.stacks[-1]
@@ -147,32 +147,35 @@ def saved_per_layer(config: Config, mesh: Mapping[str, int], stack: Stack | None
 
 
 class _Holder(Device):
-    """A device and the bytes that it holds during a step."""
+    """Device with the bytes that it holds during a step."""
 
     @cached_property
     def counts(self) -> Counts:
-        """Weights of this device."""
+        """Return the counts of this device's weights."""
         return count_weights(self.config, self.mesh)
 
     @property
     def mlp_inputs(self) -> int:
-        """Input matrices of the MLP."""
+        """Return the number of input matrices of the MLP."""
         return 2 if self.config.model.gated else 1
 
     @property
     def units(self) -> float:
-        """Units of the MLP on this device, F / tensor; a mixture's are those of the shared MLP."""
+        """Return the units of the MLP on this device, F / tensor; in a mixture, those of the shared MLP."""
         model = self.config.model
         return (model.shared_ffn_size if model.experts else model.ffn_size) / self.mesh["tensor"]
 
     @property
     def accumulates(self) -> bool:
-        """True if gradients are summed; those of a single microbatch go into the update as they are."""
+        """Tell whether gradients are summed; those of a single microbatch go into the update as they are."""
         return self.mesh["pipe"] > 1 or self.microbatches > 1
 
     @property
     def saved(self) -> float:
-        """Bytes that are kept for the backward pass: with stages, in the slots of the ring and in the one at work."""
+        """Return the bytes that are kept for the backward pass.
+
+        With stages they are in the slots of the ring and in the one at work.
+        """
         config = self.config
         if self.mesh["pipe"] == 1:
             each = (stack.layers * saved_per_layer(config, self.mesh, stack) for stack in self.stacks)
@@ -182,11 +185,11 @@ class _Holder(Device):
 
     @property
     def fused(self) -> bool:
-        """True if the attention kernel on a GPU holds no scores."""
+        """Tell whether the attention kernel on a GPU holds no scores."""
         return choose_attention(self.config, "gpu", batch_arrays(self.config.model, self.config.data)).name == "cudnn"
 
     def scores_saved(self, stack: Stack) -> float:
-        """Bytes of a query token that the attention kernel keeps if nothing is recomputed."""
+        """Return the bytes of a query token that the attention kernel keeps if nothing is recomputed."""
         model = self.config.model
         if self.fused:
             return self.heads * (self.width * model.head_size + FP32)
@@ -195,13 +198,13 @@ class _Holder(Device):
 
     @property
     def table(self) -> float:
-        """Numbers of the output matrix, gathered over `fsdp`."""
+        """Return the numbers in the output matrix, gathered over `fsdp`."""
         model = self.config.model
         return model.padded_vocab_size * model.hidden_size / (self.mesh["pipe"] * self.mesh["tensor"])
 
     @property
     def backward(self) -> tuple[float, float]:
-        """Bytes of logits and workspace in the backward of a layer."""
+        """Return the bytes of logits and workspace in the backward of a layer."""
         width, counts, chunks = self.width, self.counts, self.config.parallel.chunks
         # The gradients of all layers that the loop runs through. Stages also hold the zeros that it starts from and,
         # if they have several chunks, the weights of this one.
@@ -212,7 +215,7 @@ class _Holder(Device):
         return 2 * FP32 * self.table / self.mesh["fsdp"], gradients + gathered + layer + self._bias + self._experts
 
     def _layer(self, stack: Stack) -> float:
-        """Activations and scores of a layer at work."""
+        """Return the bytes of activations and scores of a layer at work."""
         # What attention and MLP start from, gathered over `tensor`, the hidden units in and out, and their gradients.
         hidden = 2 * (self.mlp_inputs + 1) * self.units
         tokens, keys = self.tokens(stack.sequence), max(stack.sequence, stack.memory)
@@ -223,13 +226,13 @@ class _Holder(Device):
 
     @property
     def _bias(self) -> float:
-        """The attention bias of T5's stacks, shared by their layers, and its gradient."""
+        """Return the bytes of the attention bias of T5's stacks, which their layers share, and of its gradient."""
         places = sum(stack.sequence**2 for stack in self.stacks)
         return 2 * FP32 * self.heads * places if self.config.model.positions == "relative" else 0
 
     @property
     def _experts(self) -> float:
-        """Bytes that the backward pass of a mixture works with (see `models.experts`)."""
+        """Return the bytes that the backward pass of a mixture works with (see `models.experts`)."""
         model, width = self.config.model, self.width
         if not model.experts:
             return 0
@@ -247,24 +250,27 @@ class _Holder(Device):
 
     @property
     def head(self) -> tuple[float, float]:
-        """Bytes of logits and workspace while the loss is computed."""
+        """Return the bytes of logits and workspace while the loss is computed."""
         chunks = 2 * min(FP32 * CHUNK_LOGITS, logits_bytes(self.config, self.mesh))
         # The gradient of the output matrix and its transpose; over `fsdp` there is none, but the gathered matrix.
         return (FP32 + (FP32 if self.mesh["fsdp"] == 1 else self.width)) * self.table + chunks, 0.0
 
 
 def logits_bytes(config: Config, mesh: Mapping[str, int]) -> int:
-    """fp32 logits [B, S, V] of a micro batch, were they held all at once; their gradient is as large again."""
+    """Return the bytes of the fp32 logits [B, S, V] of a micro batch, were they held all at once.
+
+    Their gradient is as large again.
+    """
     device = Device(config, mesh)
     tokens = int(device.tokens(device.stacks[-1].sequence))
     return 4 * tokens * config.model.padded_vocab_size // (mesh["pipe"] * mesh["tensor"])
 
 
 def describe_logits(config: Config, mesh: Mapping[str, int], memory: float | None) -> str:
-    """Say how many logits are held, and how many there would be without the chunks of `models.cross_entropy`.
+    """Describe how many logits are held, and how many there would be without the chunks of `models.cross_entropy`.
 
     Args:
-        config: with a known vocabulary.
+        config: configuration with a known vocabulary.
         mesh: size of every axis.
         memory: bytes of a device; None = unknown.
     """

@@ -21,33 +21,33 @@ from megajax.models.parameters import logical_axes, named_leaves, roles
 from megajax.parallel.rules import Rules
 
 MOMENTS = {"adamw": 2, "muon": 2, "lion": 1, "sgd": 1}
-"""Numbers that an optimizer keeps per weight (muon: one for those of a matrix)."""
+"""Optimizer -> numbers that it keeps per weight (muon: one for those of a matrix)."""
 
 
 class Leaf(NamedTuple):
-    """One parameter of a model."""
+    """Parameter of a model, without its values."""
 
     name: str
     axes: tuple[str, ...]
-    """Logical axes."""
+    """Logical axes of the parameter."""
     role: str
     row: int
-    """Numbers in it; if one of its axes is "vocab", numbers in a row of it."""
+    """Numbers in the parameter; if one of its axes is "vocab", numbers in a row of it."""
 
     def size(self, vocabulary: int) -> int:
-        """Count the numbers in it, given the rows of the vocabulary."""
+        """Count the numbers in the parameter, given the rows of the vocabulary."""
         return self.row * (vocabulary if "vocab" in self.axes else 1)
 
 
 class Counts(NamedTuple):
-    """How many numbers one device holds, by what they are for."""
+    """Numbers that one device holds, by their purpose."""
 
     at_rest: float
     """Weights that are held between steps."""
     moments: float
     """Numbers of the optimizer that are held between steps."""
     step: float
-    """Weights that are held during a step: ZeRO-1 gathers them over `data`."""
+    """Weights that are held during a step, for which ZeRO-1 gathers them over `data`."""
     blocks: float
     """Weights of the blocks during a step."""
     layer: float
@@ -77,26 +77,29 @@ class LayerWeights(NamedTuple):
     """Weights of one layer, sorted by the mesh axes that cut them."""
 
     attention: float
-    """Cut over `tensor`, unless heads are whole. Norms are included, which are too small to tell apart."""
+    """Attention and norms, cut over `tensor` unless heads are whole.
+
+    Norms are too small to tell apart.
+    """
     mlp: float
-    """Cut over `tensor`: the MLP, of a mixture the shared one."""
+    """MLP, in a mixture the shared one, cut over `tensor`."""
     experts: float
-    """Cut over `expert` and `tensor`."""
+    """Experts, cut over `expert` and `tensor`."""
     whole: float
-    """Cut over nothing: the router, and the gate of the shared MLP."""
+    """Router and gate of the shared MLP, which are not cut."""
 
     def replicated_over_expert(self, tensor: int, whole_heads: bool) -> float:
-        """Count those of a device that all devices along `expert` hold alike: all but the experts."""
+        """Count the weights that all devices along `expert` hold alike: all but the experts."""
         return self.attention / (1 if whole_heads else tensor) + self.mlp / tensor + self.whole
 
     def on_device(self, tensor: int, expert: int, whole_heads: bool) -> float:
-        """Count all those that a device computes with."""
+        """Count all weights of the layer that a device computes with."""
         return self.replicated_over_expert(tensor, whole_heads) + self.experts / (expert * tensor)
 
 
 @cache
 def layer_weights(model: ModelConfig, *, crossed: bool = False) -> LayerWeights:
-    """Return the weights of one layer; `crossed` if it looks at an encoder as well."""
+    """Return the weights of one layer; `crossed` if it attends to an encoder as well."""
     sums = dict.fromkeys(LayerWeights._fields, 0)
     for leaf in model_leaves(model):
         stack, _, name = leaf.name.partition(".")
@@ -125,7 +128,7 @@ def count_weights(config: Config, mesh: Mapping[str, int]) -> Counts:
     """Count weights and optimizer state of a device.
 
     Args:
-        config: with a known vocabulary.
+        config: configuration with a known vocabulary.
         mesh: size of every axis.
     """
     parallel, sizes = config.parallel, tuple(mesh[axis] for axis in AXES)
