@@ -40,33 +40,33 @@ class Cache(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """Prompts and what has followed them so far; what comes after a row's end is not meaningful."""
+    """Prompts and the tokens generated so far; numbers after a row's end are not meaningful."""
 
     tokens: jax.Array
-    """[B, new] int32."""
+    """New tokens [B, new], int32."""
     log_probabilities: jax.Array
-    """[B, new] fp32, of each of them under the model itself, before temperature and filters."""
+    """Log-probabilities [B, new] of the new tokens under the model itself, before temperature and filters, fp32."""
     lengths: jax.Array
-    """[B] new tokens of each row, the end token included."""
+    """Number of new tokens of each row [B], the end token included."""
     stopped: jax.Array
-    """[B] bool, True where an end token came (finish reason "stop"), False where the room ran out ("length")."""
+    """Flags [B], True where an end token came (finish reason "stop"), False where the room ran out ("length")."""
     prompt_log_probabilities: jax.Array
-    """[B, P - 1] fp32 of every token of the prompt but the first, or [B, 0] if not asked for."""
+    """Log-probabilities [B, P - 1] of every prompt token but the first, fp32, or [B, 0] if not asked for."""
     made: jax.Array
-    """Scalar, new tokens of the row that has most."""
+    """Number of new tokens of the row that has most, a scalar."""
     starts: jax.Array
-    """[B] tokens that the first new one comes after: length of the prompt, or 1 where an encoder reads it."""
+    """Number of tokens before the first new one [B]: length of the prompt, or 1 where an encoder reads it."""
     keys: jax.Array
-    """[B] random keys of the rows."""
+    """Random keys of the rows [B]."""
     hidden: jax.Array
-    """[B, D] at every row's newest token."""
+    """Hidden states [B, D] of every row's newest token."""
     cache: Cache
     memory: Memory | None
-    """The encoded prompts, where there is an encoder."""
+    """Encoded prompts, where there is an encoder."""
 
 
 def empty_cache(model: Gpt | T5, rows: int, length: int, layout: Layout = ONE_DEVICE) -> Cache:
-    """A cache for `rows` sequences of at most `length` tokens."""
+    """Make a cache for `rows` sequences of at most `length` tokens."""
     c = model.config
     zeros = jnp.zeros((c.num_layers, rows, length, c.kv_heads, c.head_size), model.word_embedding.dtype)
     return Cache(*[layout.shard(zeros, None, "batch", None, "kv_heads", None)] * 2)
@@ -80,7 +80,7 @@ def extend(
     layout: Layout = ONE_DEVICE,
     memory: Memory | None = None,
 ) -> tuple[jax.Array, Cache]:
-    """Append tokens [B, S] at positions start [B], start + 1, ...; returns hidden states [B, S, D] and the cache."""
+    """Append tokens [B, S] at positions start [B], start + 1, ...; return hidden states [B, S, D] and the cache."""
     places = start[:, None] + jnp.arange(tokens.shape[1])
     cached = jnp.arange(cache.keys.shape[2])
     batch = {"tokens": tokens, "decoder_tokens": tokens, "positions": places}
@@ -136,18 +136,18 @@ def begin(
     score_prompts: bool = False,
     first_token: jax.Array | int = 0,
 ) -> Generation:
-    """Read the prompts.
+    """Read the prompts into a new generation.
 
     Args:
-        model: weights in the dtype to compute in, where `layout` has them.
+        model: weights in the dtype of the computation, placed as `layout` has them.
         prompts: [B, P] ids, padded at the right.
         lengths: [B] real tokens of each prompt, at least 1.
-        seed: of the sampling; row i draws from (seed, i, position) whatever the other rows are.
-        new_tokens: how many at most.
+        seed: seed of the sampling; row i draws from (seed, i, position) whatever the other rows are.
+        new_tokens: largest number of new tokens.
         rows: [B] numbers of the rows, where they are not 0, 1, ...
-        layout: a mesh, with B a multiple of its replicas.
+        layout: layout on a mesh; B is a multiple of its replicas.
         score_prompts: work out the log-probabilities of the prompts' own tokens (no encoder).
-        first_token: what a decoder beside an encoder begins with.
+        first_token: token that a decoder beside an encoder begins with.
     """
     batch = len(prompts)
     rows = jnp.arange(batch) if rows is None else rows
@@ -185,14 +185,14 @@ def advance(
     end_ids: tuple[int, ...] = (),
     layout: Layout = ONE_DEVICE,
 ) -> Generation:
-    """Make new tokens until there are `until`, or every row has stopped.
+    """Generate new tokens until there are `until`, or every row has stopped.
 
     Args:
         model: as in `begin`.
-        state: not to be used again.
+        state: generation so far, which must not be used again.
         until: new tokens counted from the prompt on; no more than there is room for.
-        sampling: how to choose.
-        end_ids: any of these ends a row.
+        sampling: says how tokens are chosen.
+        end_ids: tokens of which any one ends a row.
         layout: as in `begin`.
     """
     ends = jnp.array(end_ids, jnp.int32)

@@ -1,6 +1,7 @@
-"""What decoding takes besides where a model has an encoder: prompts are encoded once and then looked at.
+"""Generation with an encoder: prompts are encoded once, and every new token attends to the result.
 
-Keys and values of the encoder's output do not change from one new token to the next, so every layer has its own ready.
+Keys and values of the encoder's output do not change from one new token to the next, so every layer computes its own
+once.
 
 Shapes: B rows, S tokens of a prompt, T new tokens, D embed, L layers, N heads, H head dim.
 """
@@ -22,16 +23,16 @@ from megajax.models.t5 import T5, CrossAttention, DecoderBlock
 
 
 class Memory(NamedTuple):
-    """The encoded prompts as the decoder's layers see them."""
+    """Encoded prompts as the decoder's layers see them."""
 
     keys_values: jax.Array
-    """[L, B, S, N, 2, H], heads cut over `tensor`."""
+    """Keys and values [L, B, S, N, 2, H], heads cut over `tensor`."""
     padding: jax.Array
-    """[B, S] int32, 1 where a prompt has ended."""
+    """Mask [B, S] of the padding, int32, 1 where a prompt has ended."""
 
 
 def encode_prompts(model: T5, prompts: jax.Array, lengths: jax.Array, layout: Layout) -> Memory:
-    """Encode prompts [B, S], padded at the right, of which [B] tokens each are real."""
+    """Encode prompts [B, S], padded at the right, of which lengths [B] tokens are real."""
     padding = (jnp.arange(prompts.shape[1]) >= lengths[:, None]).astype(jnp.int32)
     batch = {"tokens": prompts, "segment_ids": padding}
     context = model.encode(batch, model.context(batch, layout, keys=None))
@@ -50,7 +51,7 @@ def encode_prompts(model: T5, prompts: jax.Array, lengths: jax.Array, layout: La
 def decoder_layer(
     block: DecoderBlock, x: jax.Array, context: Context, look_back: Attend, keys_values: jax.Array, padding: jax.Array
 ) -> jax.Array:
-    """One block on new tokens [B, T, D], its self-attention being `look_back`; keys_values are [B, S, N, 2, H]."""
+    """Run one block on new tokens [B, T, D] with `look_back` as its self-attention; keys_values are [B, S, N, 2, H]."""
     assert isinstance(block.mlp, Mlp)
     x = x + look_back(block.attention_norm(x), context)
     x = x + _look_at(block.cross, block.cross_norm(x), context.layout, keys_values, padding)

@@ -1,4 +1,4 @@
-"""Text from a model: prompts in, continuations out, batch by batch.
+"""Text generation with a model: prompts in, continuations out, batch by batch.
 
 Shapes: B rows of a batch, P ids of the longest prompt.
 """
@@ -29,36 +29,39 @@ from megajax.processes import in_turn
 log = logging.getLogger(__name__)
 
 LOOK_EVERY = 16
-"""New tokens after which stop strings are looked for."""
+"""Number of new tokens after which stop strings are looked for."""
 WIDTH = 16
-"""Prompts are padded to a multiple of this, so that few shapes are compiled."""
+"""Number to whose multiples prompts are padded, so that few shapes are compiled."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How prompts are continued.
+    """Settings with which prompts are continued.
 
     Raises:
         InputError: a number is out of its range.
     """
 
     tokens: int = 64
-    """New tokens at most; fewer where a prompt leaves the model less room. 0 with `score_prompts` alone."""
+    """Largest number of new tokens; fewer come where a prompt leaves less room.
+
+    0 is for `score_prompts` alone.
+    """
     sampling: Sampling = field(default_factory=Sampling)
-    """How a token is chosen."""
+    """Settings with which a token is chosen."""
     seed: int = 0
-    """0 to 2^32 - 1; prompt i draws from (seed, i)."""
+    """Seed of the sampling, 0 to 2^32 - 1; prompt i draws from (seed, i)."""
     stop: tuple[str, ...] = ()
     """Texts at whose first appearance a continuation ends, whatever tokens they are made of."""
     score_prompts: bool = False
-    """Give the log-probabilities of the prompts' own tokens as well."""
+    """True to give the log-probabilities of the prompts' own tokens as well."""
     batch_size: int = 32
-    """Prompts that run together."""
+    """Number of prompts that run together."""
     cut_prompts: bool = False
-    """Cut the beginning off a prompt that leaves no room for all `tokens`, instead of making fewer."""
+    """True to cut the beginning off a prompt that leaves no room for all `tokens`, instead of making fewer."""
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
+        """Refuse values out of their range."""
         if self.tokens < (0 if self.score_prompts else 1):
             raise InputError(f"tokens is {self.tokens}: expected 1 or more")
         if not 0 <= self.seed < 2**32:
@@ -70,24 +73,24 @@ class Options:
 
 
 class Continuation(NamedTuple):
-    """What a model made of one prompt."""
+    """Continuation of one prompt by a model."""
 
     prompt: str
     text: str
-    """What follows the prompt, up to a stop string."""
+    """Text that follows the prompt, up to a stop string."""
     finish_reason: Literal["stop", "length"]
-    """Whether an end token or a stop string ended it, or the room ran out."""
+    """Reason of the end: "stop" for an end token or a stop string, "length" where the room ran out."""
     ids: tuple[int, ...]
-    """New tokens: with the end token, or as many as it took to see the stop string."""
+    """New tokens, with the end token, or as many as it took to see the stop string."""
     log_probabilities: tuple[float, ...]
-    """Of each new token, in nats, under the model itself: before temperature and filters."""
+    """Log-probability of each new token, in nats, under the model itself: before temperature and filters."""
     prompt_ids: tuple[int, ...]
     prompt_log_probabilities: tuple[float, ...]
-    """Of every token of the prompt but the first, if asked for."""
+    """Log-probability of every token of the prompt but the first, if asked for."""
 
     @property
     def tokens(self) -> int:
-        """How many new tokens there are."""
+        """Return the number of new tokens."""
         return len(self.ids)
 
 
@@ -99,7 +102,7 @@ def continue_prompts(
     Args:
         trained: model and tokenizer.
         prompts: texts, or ids with them, at least one token each. All are checked before the first is continued.
-        options: how.
+        options: says how prompts are continued.
 
     Raises:
         InputError: a prompt is empty or too long, or has no log-probabilities.
@@ -140,7 +143,7 @@ def _continue_batch(trained: TrainedModel, rows: list[_Row], options: Options) -
 
 
 def _begin(trained: TrainedModel, rows: Sequence[_Row], options: Options) -> Generation:
-    """Read the prompts of a batch, which the last one fills up to a multiple of the replicas."""
+    """Read the prompts of a batch, filled up with its last row to a multiple of the replicas."""
     filled = [*rows, *[rows[-1]] * (-len(rows) % trained.replicas)]
     lengths = np.array([len(row.prompt_ids) for row in filled])
     width = -(-lengths.max() // WIDTH) * WIDTH
@@ -155,7 +158,7 @@ def _begin(trained: TrainedModel, rows: Sequence[_Row], options: Options) -> Gen
 
 
 class _Row:
-    """One prompt on its way."""
+    """Prompt of a batch whose continuation is being generated."""
 
     def __init__(self, number: int, prompt: str | Prompt, trained: TrainedModel, options: Options) -> None:
         if isinstance(prompt, str):
@@ -175,7 +178,7 @@ class _Row:
         self.finished: Literal["stop", "length"] | None = None
 
     def _room(self, tokens: int, positions: int) -> int:
-        """How many tokens may follow the prompt."""
+        """Return the number of tokens that may follow the prompt."""
         ids, start = self.prompt_ids, self.prompt[:30]
         room = tokens if self.encoded else positions - len(ids)  # there positions are distances, without end
         if not ids:
@@ -190,7 +193,7 @@ class _Row:
         return min(tokens, room)
 
     def look(self, ids: list[int]) -> None:
-        """Take in all new tokens so far."""
+        """Read all new tokens so far, and finish the row at an end token, a stop string or the end of its room."""
         if self.finished:
             return
         seen, self.ids = len(self.ids), ids[: self.room]
@@ -217,7 +220,7 @@ class _Row:
         return text[: min((at for stop in self.stop if (at := text.find(stop)) >= 0), default=len(text))]
 
     def continuation(self, new: list[float], old: list[float]) -> Continuation:
-        """What came of it; log-probabilities of the new tokens and of the prompt's."""
+        """Return the continuation, given the log-probabilities of the new tokens and of the prompt's."""
         count, prompt = len(self.ids), self.prompt_ids
         return Continuation(
             self.prompt, self.text, self.finished or "length", tuple(self.ids), tuple(new[:count]),
@@ -226,7 +229,7 @@ class _Row:
 
 
 def encode_prompt(log: LogConfig, model: ModelConfig, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of `log.sample_prompt`, none without one. Call it before training, to fail early.
+    """Return the ids of `log.sample_prompt`, none without one; to be called before training, to fail early.
 
     Raises:
         InputError: the prompt leaves no room for a continuation, the tokenizer cannot encode it, or the model does not
@@ -244,7 +247,7 @@ def encode_prompt(log: LogConfig, model: ModelConfig, tokenizer: Tokenizer) -> l
 
 
 def print_sample(config: Config, params: Model, tokenizer: Tokenizer) -> None:
-    """Continue `log.sample_prompt`, if there is one, on one device, when training ends."""
+    """Continue `log.sample_prompt`, if there is one, on one device, and print it when training ends."""
     if not encode_prompt(config.log, config.model, tokenizer) or jax.process_count() > 1:
         return
     model = jax.device_put(join_layers(params), jax.local_devices()[0])

@@ -1,4 +1,4 @@
-"""Choosing the next token from its logits.
+"""Choice of the next token from its logits.
 
 Shapes: V vocabulary that counts.
 """
@@ -15,14 +15,17 @@ from megajax.config.base import InputError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn. temperature 0 is greedy; top_k 0 and top_p 1 switch their filter off."""
+    """Settings with which a token is drawn.
+
+    temperature 0 is greedy; top_k 0 and top_p 1 switch their filter off.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
+        """Refuse values out of their range."""
         if not self.temperature >= 0:
             raise InputError(f"temperature is {self.temperature}: expected 0 (greedy) or more")
         if self.top_k < 0:
@@ -32,7 +35,7 @@ class Sampling:
 
 
 def choose_token(logits: jax.Array, key: jax.Array, sampling: Sampling) -> jax.Array:
-    """One token id (int32) from logits [V] fp32."""
+    """Choose one token id (int32) from logits [V] fp32."""
     if sampling.temperature == 0:
         return jnp.argmax(logits).astype(jnp.int32)
     logits = (logits - logits.max()) / sampling.temperature  # at 0 the best one survives any temperature
@@ -41,14 +44,14 @@ def choose_token(logits: jax.Array, key: jax.Array, sampling: Sampling) -> jax.A
 
 
 def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
-    """Logits [V] with all but the k largest (and their equals) at -inf; 0, or more than there are, keeps all."""
+    """Set all but the k largest logits [V] (and their equals) to -inf; 0, or more than there are, keeps all."""
     if k == 0 or k >= logits.shape[0]:
         return logits
     return jnp.where(logits >= jax.lax.top_k(logits, k)[0][-1], logits, -jnp.inf)
 
 
 def keep_top_p(logits: jax.Array, p: float) -> jax.Array:
-    """Logits [V] with all but the smallest set of total probability >= p at -inf (1904.09751); at least one is kept."""
+    """Set all logits [V] but the smallest set of total probability >= p to -inf (1904.09751); at least one is kept."""
     if p == 1:
         return logits
     order = jnp.argsort(-logits)

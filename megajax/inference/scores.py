@@ -1,4 +1,4 @@
-"""How likely a model finds given tokens, with the logits of one chunk of positions in memory at a time.
+"""Probability that a model gives to given tokens, with the logits of one chunk of positions in memory at a time.
 
 Shapes: B rows, S sequence, D embed, V vocabulary that counts, C positions of a chunk.
 """
@@ -17,12 +17,12 @@ from megajax.models.t5 import T5
 
 
 class TokenScores(NamedTuple):
-    """What a model says of the tokens that really come next."""
+    """Scores that a model gives to the tokens that really come next."""
 
     log_probabilities: jax.Array
-    """[B, S] fp32, in nats."""
+    """Log-probabilities [B, S], fp32, in nats."""
     greedy: jax.Array
-    """[B, S] bool: no token is likelier."""
+    """Flags [B, S], True where no token is likelier."""
 
 
 def score_tokens(model: Gpt | T5, hidden: jax.Array, labels: jax.Array, layout: Layout) -> TokenScores:
@@ -45,7 +45,7 @@ def score_tokens(model: Gpt | T5, hidden: jax.Array, labels: jax.Array, layout: 
 
 
 def token_log_probabilities(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Log-probability [...] fp32 that a softmax over logits [..., V] gives to tokens [...]."""
+    """Return the log-probability [...] fp32 that a softmax over logits [..., V] gives to tokens [...]."""
     return jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1)[..., 0]
 
 

@@ -40,46 +40,48 @@ from megajax.training.step import DTYPES
 log = logging.getLogger(__name__)
 
 CHOICES = ("parallel.", "train.precision", "data.seq_length")
-"""Keys whose value may be another one than in training."""
+"""Keys whose value may differ from that in training."""
 
 
 class Prompt(NamedTuple):
-    """A prompt that is more than its text."""
+    """Prompt that is given by its token ids, besides its text."""
 
     text: str
-    """What it says, for people."""
+    """Text of the prompt, for people."""
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model, where it is, and what it was trained with."""
+    """Model with its layout, its tokenizer and the configuration of its training."""
 
     model: Any
-    """The `Model`, in the precision that the run was trained in."""
+    """Weights, a `Model`, in the precision that the run was trained in."""
     tokenizer: Tokenizer
     config: Config
-    """Of the run; `parallel` is that of `layout`."""
+    """Configuration of the run, in which `parallel` is that of `layout`."""
     layout: Layout = field(default_factory=Layout)
     replicas: int = 1
-    """Ways in which the rows of a batch are cut: their number has to be a multiple of it."""
+    """Number of parts into which the rows of a batch are cut: the number of rows has to be a multiple of it."""
     end_ids: tuple[int, ...] = ()
-    """Each of these ends a text."""
+    """Tokens of which each ends a text."""
     prefix: tuple[int, ...] = ()
-    """What texts began with in training: a beginning-of-sequence token, or nothing."""
+    """Tokens that texts began with in training: a beginning-of-sequence token, or none."""
     suffix: tuple[int, ...] = ()
-    """What texts ended with for an encoder: an end token, or nothing."""
+    """Tokens that texts for an encoder ended with in training: an end token, or none."""
     first_token: int = 0
-    """What a decoder beside an encoder begins with."""
+    """Token that a decoder beside an encoder begins with."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text as they were in training; a beginning-of-sequence token that it spells out is not doubled."""
+        """Return the ids of a text as they were in training; a beginning-of-sequence token that it spells out is not
+        doubled.
+        """
         if self.prefix and (spelled := self.tokenizer.decode(self.prefix)):
             text = text.removeprefix(spelled)
         return [*self.prefix, *self.tokenizer.encode(text), *self.suffix]
 
     def marked(self, text: str) -> Prompt:
-        """A prompt in which the names of special tokens stand for these, and a beginning is not doubled either.
+        """Encode a prompt in which names of special tokens stand for these; a beginning is not doubled.
 
         Raises:
             InputError: it is no text.
@@ -90,7 +92,7 @@ class TrainedModel:
         return Prompt(text, (*(() if there else self.prefix), *ids, *self.suffix))
 
     def chat(self, messages: Sequence[Message]) -> Prompt:
-        """The prompt for the assistant's next answer: the ids that stood before it in training (`data.chat`).
+        """Return the prompt for the assistant's next answer: the ids that stood before it in training (`data.chat`).
 
         Raises:
             InputError: a message has no role or text, or the chat template cannot write it.
@@ -99,7 +101,7 @@ class TrainedModel:
         return Prompt(said, tuple(self._chat.prompt(messages)))
 
     def for_chat(self) -> TrainedModel:
-        """The same model, whose answers end with the token that ends them in chats as well."""
+        """Return the same model with answers that end with the token that ends them in chats as well."""
         end = self._chat.end_id
         return self if end is None else replace(self, end_ids=tuple(dict.fromkeys([*self.end_ids, end])))
 
@@ -108,10 +110,10 @@ class TrainedModel:
         return Chat(self.tokenizer)
 
     def check_ids(self, ids: Sequence[int] | np.ndarray, text: str) -> None:
-        """Refuse ids of a text that the model has no row for: a tokenizer may know more.
+        """Refuse a text with ids for which the model has no row: a tokenizer may know more.
 
         Raises:
-            InputError: it names the first.
+            InputError: there is such an id; the message names the first.
         """
         size = self.config.model.vocab_size
         lacking = next((int(i) for i in ids if size is not None and i >= size), None)
@@ -122,10 +124,10 @@ class TrainedModel:
             )
 
     def with_bos(self, wanted: bool) -> TrainedModel:
-        """The same model with or without a beginning-of-sequence token before its texts.
+        """Return the same model with or without a beginning-of-sequence token before its texts.
 
         Raises:
-            InputError: the tokenizer has none.
+            InputError: the tokenizer has no such token.
         """
         bos = self.tokenizer.bos_id
         if not wanted:
@@ -142,14 +144,14 @@ def load_model(
     purpose: str = "this",
     writes: Sequence[str] = (),
 ) -> TrainedModel:
-    """Read the weights of a run: trained here, still training, or imported.
+    """Read the weights of a run, which may be trained here, still training, or imported.
 
     Args:
         run_dir: `output_dir` of the training.
-        step: of the checkpoint; None for the newest.
-        words: `KEY=VALUE` for what need not be as in training (`CHOICES`), such as `parallel.tensor=2`.
-        purpose: what the model is wanted for, for messages.
-        writes: what a model that will do makes of a prompt (`Model.writes`); any if empty.
+        step: step of the checkpoint; None for the newest.
+        words: `KEY=VALUE` for settings that may differ from training (`CHOICES`), such as `parallel.tensor=2`.
+        purpose: use of the model in words, for messages.
+        writes: kinds of text that the model may generate (`Model.writes`); any if empty.
 
     Raises:
         InputError: there is no such run, checkpoint or tokenizer, the mesh does not fit model or devices, or the model
@@ -183,7 +185,7 @@ def load_model(
 
 
 def open_run(run_dir: str | Path, words: Sequence[str] = ()) -> tuple[RunDirectory, Config]:
-    """A run and its configuration for use on one device, or as `words` of `CHOICES` say.
+    """Return a run and its configuration for use on one device, or as `words` of `CHOICES` say.
 
     Raises:
         InputError: there is no such run, or a word is about something that training has settled.
@@ -202,7 +204,7 @@ def abstract_model(model: ModelConfig, precision: str) -> Model:
 
 
 def _mesh(parallel: ParallelConfig) -> Mesh:
-    """The first devices, as many as the layout takes."""
+    """Build a mesh of the first devices, as many as the layout takes."""
     nothing = ParallelConfig()
     for key in ("pipe", "context", "chunks", "zero"):
         if getattr(parallel, key) != getattr(nothing, key):
@@ -216,7 +218,7 @@ def _mesh(parallel: ParallelConfig) -> Mesh:
 
 
 def _end_ids(run: RunDirectory, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokenizer's end of document, and those that an imported model names."""
+    """Return the tokenizer's end of document, and the end tokens that an imported model names."""
     for name in ("generation_config.json", "config.json"):
         ids = _imported(run, name).get("eos_token_id")
         if ids is not None:
@@ -225,7 +227,7 @@ def _end_ids(run: RunDirectory, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _first_token(run: RunDirectory, tokenizer: Tokenizer) -> int:
-    """As config.json has it, or as in training (see `data.t5`)."""
+    """Return the first token of a decoder as config.json has it, or as in training (see `data.t5`)."""
     named = _imported(run, "config.json").get("decoder_start_token_id")
     return next((i for i in (named, tokenizer.start_id) if i is not None), 0)
 

@@ -1,1 +1,1 @@
-"""What a trained model is worth: perplexities and tasks by their published definitions."""
+"""The evaluation of trained models: perplexities and tasks by their published definitions."""

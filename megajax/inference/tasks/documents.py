@@ -13,19 +13,19 @@ from megajax.inference.trained import TrainedModel
 
 
 class Documents(NamedTuple):
-    """The numbers of the task."""
+    """Results of the evaluation on documents."""
 
     loss: float
-    """Mean over all predicted tokens, in nats; the first of a document is not predicted."""
+    """Mean loss of all predicted tokens, in nats; the first of a document is not predicted."""
     perplexity: float
     bits_per_byte: float
-    """Bits that all predictions cost, over the bytes (UTF-8) of the documents: does not depend on the tokenizer."""
+    """Bits that all predictions cost, over the bytes (UTF-8) of the documents; it does not depend on the tokenizer."""
     tokens: int
-    """Predicted tokens."""
+    """Number of predicted tokens."""
     documents: int
 
     def line(self) -> str:
-        """In the manner of the other tasks."""
+        """Return the results in a line like those of the other tasks."""
         return (
             f"results on {self.documents} documents | tokens: {self.tokens} | avg loss: {self.loss:.6f} | "
             f"ppl: {self.perplexity:.4f} | bits per byte: {self.bits_per_byte:.4f}"
@@ -39,8 +39,8 @@ def evaluate_documents(
 
     Args:
         trained: model and tokenizer.
-        path: the file.
-        scorer: of the same model.
+        path: path of the file.
+        scorer: scorer of the same model.
         overlapping_eval: stride of a document's windows; None = no overlap.
 
     Raises:

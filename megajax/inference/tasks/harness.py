@@ -24,11 +24,11 @@ from megajax.inference.tasks.scoring import Scorer, Window
 from megajax.inference.trained import Prompt, load_model
 
 MAX_NEW_TOKENS = 256
-"""What the harness expects where a task does not say."""
+"""Number of new tokens that the harness expects where a task names none."""
 
 
 class HarnessModel:
-    """The three requests that the harness makes; each argument is a list of its `Instance`s."""
+    """Model that answers the three requests of the harness; each argument is a list of its `Instance`s."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class HarnessModel:
         """Load a run.
 
         Args:
-            run: its directory.
-            step: of the checkpoint; None for the newest.
+            run: directory of the run.
+            step: step of the checkpoint; None for the newest.
             words: layout and precision, between spaces: "parallel.tensor=2 train.precision=bf16".
             batch_size: rows that run together; "auto" = 8.
-            max_batch_size: given by the harness; of no effect.
-            device: the same: `words` say where the model is.
+            max_batch_size: without effect, given by the harness.
+            device: without effect; `words` say where the model is.
         """
         super().__init__()
         self.trained = load_model(run, step, words.split(), "lm-evaluation-harness", writes=("continuation",))
@@ -59,20 +59,20 @@ class HarnessModel:
         self.beginning = tokenizer.eod_id if tokenizer.bos_id is None else tokenizer.bos_id
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation of a context, and whether it is the greedy one."""
+        """Return the log-probability of each continuation of a context, and whether it is the greedy one."""
         windows = [self._pair(*request.args) for request in requests]
         results = [(-scores.loss, bool(scores.greedy.all())) for scores in self.scorer(windows)]
         return self._remembered("loglikelihood", requests, results)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-probability of each whole text."""
+        """Return the log-probability of each whole text."""
         texts = [list(self._rolling(request.args[0])) for request in requests]
         scores = iter(self.scorer([window for text in texts for window in text]))
         results = [-sum(next(scores).loss for _ in text) for text in texts]
         return self._remembered("loglikelihood_rolling", requests, results)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The continuation of each context, up to one of its stop strings."""
+        """Return the continuation of each context, up to one of its stop strings."""
         alike: dict[str, list[int]] = defaultdict(list)
         for number, request in enumerate(requests):
             alike[json.dumps(request.args[1], sort_keys=True)].append(number)
@@ -84,13 +84,13 @@ class HarnessModel:
         return self._remembered("generate_until", requests, [results[number] for number in range(len(requests))])
 
     def _pair(self, context: str, continuation: str) -> Window:
-        """Tokens of the context, and those that its continuation adds to it.
+        """Return the tokens of the context, and those that its continuation adds to it.
 
         Spaces between them belong to the continuation. Behind an empty context, the continuation follows the token that
         begins texts, which is not scored if the continuation itself begins with it.
 
         Raises:
-            InputError: one of the two has no token of its own, or the continuation is longer than what the model sees.
+            InputError: one of the two has no token of its own, or the continuation is longer than the model's context.
         """
         if context:
             stripped = context.rstrip()
@@ -113,11 +113,13 @@ class HarnessModel:
         return Window([*before, *added][-self.length - 1 :], len(added))
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """The template of the tokenizer, which the harness notes in its results (--apply_chat_template)."""
+        """Return the template of the tokenizer, which the harness notes in its results (--apply_chat_template)."""
         return (self.trained.tokenizer.chat_template or "") if chat_template else ""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as text, in which names of special tokens are these from now on; open at the end.
+        """Return a conversation as text with an open end.
+
+        From now on names of special tokens in texts stand for these tokens.
 
         Raises:
             InputError: the tokenizer has no chat template.
@@ -131,7 +133,7 @@ class HarnessModel:
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells this tokenizer from others, for the harness's cache of requests."""
+        """Return a name that tells this tokenizer from others, for the harness's cache of requests."""
         return "-".join(map(str, self.trained.tokenizer.identity.values()))
 
     def _encode(self, text: str) -> list[int]:
@@ -141,14 +143,14 @@ class HarnessModel:
         return Prompt(text, tuple(self._encode(text))) if self.chats else text
 
     def _rolling(self, text: str) -> Iterator[Window]:
-        """Windows without overlap, but for the last, which has all the context that fits."""
+        """Cut a text into windows without overlap, except that the last has all the context that fits."""
         ids = [self.beginning, *self.trained.encode(text)]
         for first in range(0, len(ids) - 1, self.length):
             last = min(first + self.length, len(ids) - 1)
             yield Window(ids[max(0, last - self.length) : last + 1], last - first)
 
     def _options(self, wanted: dict[str, Any]) -> Options:
-        """The harness's `gen_kwargs` in our terms.
+        """Translate the harness's `gen_kwargs` into `Options`.
 
         Raises:
             InputError: there is no room for a context before that many tokens, or no temperature to draw at.
@@ -175,7 +177,7 @@ class HarnessModel:
         )
 
     def _remembered(self, kind: str, requests: Sequence[Any], results: list[Any]) -> list[Any]:
-        """Tell the harness's cache, if it has put one here."""
+        """Put the results into the harness's cache, if it has set one, and return them."""
         if hook := getattr(self, "cache_hook", None):
             for request, result in zip(requests, results, strict=True):
                 hook.add_partial(kind, request.args, result)
@@ -183,7 +185,7 @@ class HarnessModel:
 
 
 def registered() -> type:
-    """The model class as the harness knows it, under the name `megajax`.
+    """Return the model class that the harness knows under the name `megajax`, and register it if need be.
 
     Raises:
         InputError: lm-evaluation-harness is not installed.
@@ -200,7 +202,7 @@ def registered() -> type:
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """The harness's command line."""
+    """Run the harness's command line."""
     registered()
     from lm_eval.__main__ import cli_evaluate  # noqa: PLC0415
 

@@ -17,18 +17,18 @@ from megajax.inference.trained import TrainedModel
 
 
 class Lambada(NamedTuple):
-    """The numbers of the task."""
+    """Results of the task."""
 
     correct: int
     examples: int
 
     @property
     def accuracy(self) -> float:
-        """Share of the passages."""
+        """Return the share of the passages whose target is predicted."""
         return self.correct / self.examples
 
     def line(self) -> str:
-        """As Megatron-LM prints it."""
+        """Return the results in a line as Megatron-LM prints it."""
         return (
             f"validation results on LAMBADA | number correct: {self.correct:.4E} | "
             f"total examples: {self.examples:.4E} | avg accuracy: {self.accuracy:.4E}"
@@ -48,9 +48,11 @@ def evaluate_lambada(trained: TrainedModel, path: Path, scorer: Scorer, strict: 
 
 
 def passages(trained: TrainedModel, texts: Iterable[str], strict: bool) -> Iterable[Window]:
-    """Context and target of every passage; what the model cannot see of the context is cut off at its beginning.
+    """Return context and target of every passage.
 
-    Strictly, context and " " + last word are tokenised apart.
+    A context that is too long for the model is cut off at its beginning.
+
+    With `strict`, context and " " + last word are tokenised apart.
     """
     longest = trained.config.data.seq_length + 1
     for number, text in enumerate(texts, 1):

@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens, window by window, in batches over the mesh.
 
-A text that is longer than what the model sees is cut into windows (`windows`), each a piece of it of which the last
-tokens are scored and the others are context.
+A text that is longer than the model's context is cut into windows (`windows`): pieces whose last tokens are scored and
+whose other tokens are context.
 
 Shapes: B rows of a batch, S tokens that the model reads at once.
 """
@@ -25,38 +25,38 @@ from megajax.processes import in_turn
 
 
 class Window(NamedTuple):
-    """A piece of a text."""
+    """Piece of a text whose last tokens are scored."""
 
     ids: Sequence[int] | np.ndarray
-    """Up to S + 1 tokens."""
+    """Tokens of the piece, at most S + 1."""
     scored: int
-    """How many of them are scored: the last ones, and never the first of all."""
+    """Number of scored tokens: the last ones, and never the first of all."""
 
 
 class Scores(NamedTuple):
-    """What a model says of the scored tokens of a window."""
+    """Scores that a model gives to the scored tokens of a window."""
 
     log_probabilities: np.ndarray
-    """[scored] fp32, in nats."""
+    """Log-probabilities [scored], fp32, in nats."""
     greedy: np.ndarray
-    """[scored] bool: no token is likelier."""
+    """Flags [scored], True where no token is likelier."""
 
     @property
     def loss(self) -> float:
-        """Sum of the tokens' losses."""
+        """Return the sum of the tokens' losses."""
         return -float(self.log_probabilities.sum(dtype=np.float64))
 
 
 def windows(ids: Sequence[int] | np.ndarray, length: int, stride: int) -> Iterator[Window]:
     """Cut a text so that every token but the first is scored once (Megatron-LM's --overlapping-eval).
 
-    Window i reads the `length` tokens from i x stride on. The first is scored whole, of every other one the last
-    `stride` positions are. There are max(ceil(max(targets - stride, 0) / stride) + 1, 1) of them, of which those that
-    would score nothing but padding are left out.
+    Window i reads the `length` tokens from i x stride on. All positions of the first are scored, and the last `stride`
+    positions of every other one. There are max(ceil(max(targets - stride, 0) / stride) + 1, 1) windows, of which those
+    that would score nothing but padding are left out.
 
     Args:
-        ids: at least 2.
-        length: S.
+        ids: tokens of the text, at least 2.
+        length: number of tokens S that a window reads.
         stride: 1 to S; S for windows that do not overlap, less for more context.
     """
     targets = len(ids) - 1
@@ -69,10 +69,10 @@ def windows(ids: Sequence[int] | np.ndarray, length: int, stride: int) -> Iterat
 
 
 def check_stride(stride: int | None, length: int) -> int:
-    """The stride of windows of `length` tokens; unset = no overlap.
+    """Return the stride of windows of `length` tokens; unset = no overlap.
 
     Raises:
-        InputError: it would leave tokens out.
+        InputError: the stride would leave tokens out.
     """
     if stride is not None and not 1 <= stride <= length:
         raise InputError(f"--overlapping-eval is {stride}: expected 1 to {length}, the tokens that the model reads")
@@ -80,10 +80,10 @@ def check_stride(stride: int | None, length: int) -> int:
 
 
 class Scorer:
-    """Scores windows with one model; longer ones first, so that what does not fit fails at once."""
+    """Scorer of windows with one model; longer ones come first, so that running out of memory shows at once."""
 
     def __init__(self, trained: TrainedModel, batch_size: int = 8, console: Console | None = None) -> None:
-        """`batch_size` rows run together; progress is drawn on `console`, unset = stderr."""
+        """Prepare a scorer that runs `batch_size` rows together and draws progress on `console` (unset = stderr)."""
         if batch_size < 1:
             raise InputError(f"batch size is {batch_size}: expected 1 or more")
         self.model, self._trained = trained.model, trained
@@ -92,7 +92,7 @@ class Scorer:
         self._score = jax.jit(partial(score_batch, layout=trained.layout))
 
     def __call__(self, windows: Sequence[Window]) -> list[Scores]:
-        """Scores of the windows, in their order."""
+        """Return the scores of the windows, in their order."""
         order = sorted(range(len(windows)), key=lambda i: -len(windows[i].ids))
         found: dict[int, Scores] = {}
         if windows and self._trained.tokenizer.vocab_size > (self._trained.config.model.vocab_size or 0):
@@ -106,7 +106,7 @@ class Scorer:
         return [found[i] for i in range(len(windows))]
 
     def _score_rows(self, batch: Sequence[Window]) -> list[Scores]:
-        """Windows of about the same length, the longest first."""
+        """Score windows of about the same length, the longest of which comes first."""
         tokens = np.zeros((self.rows, _width(len(batch[0].ids) - 1)), np.int32)
         labels = np.zeros_like(tokens)
         for i, (ids, _) in enumerate(batch):
@@ -117,6 +117,6 @@ class Scorer:
 
 
 def _width(tokens: int) -> int:
-    """Length that rows are padded to: one of few, so that few shapes are compiled."""
+    """Return the length that rows are padded to: one of few, so that few shapes are compiled."""
     step = 1 << max(0, tokens.bit_length() - 3)
     return -(-tokens // step) * step

@@ -19,23 +19,23 @@ from megajax.inference.tasks.scoring import Scorer, check_stride, windows
 from megajax.inference.trained import TrainedModel
 
 HIGHEST_LOSS = 20.0
-"""Perplexities are those of no more than this loss."""
+"""Largest loss whose perplexity is given; a larger one counts as this."""
 
 
 class WikiText(NamedTuple):
-    """The numbers of the task."""
+    """Results of the task."""
 
     loss: float
-    """Mean over the ids but the first, in nats."""
+    """Mean loss of the ids but the first, in nats."""
     perplexity: float
     adjusted_perplexity: float
     token_ratio: float
-    """Ids to a word of the original."""
+    """Number of ids to a word of the original."""
     tokens: int
-    """Ids scored."""
+    """Number of ids scored."""
 
     def line(self) -> str:
-        """As Megatron-LM prints it."""
+        """Return the results in a line as Megatron-LM prints it."""
         return (
             f"validation results on WIKITEXT103 | avg loss: {self.loss:.4E} | ppl: {self.perplexity:.4E} | "
             f"adjusted ppl: {self.adjusted_perplexity:.4E} | token ratio: {self.token_ratio} |"
@@ -47,8 +47,8 @@ def evaluate_wikitext(trained: TrainedModel, path: Path, scorer: Scorer, overlap
 
     Args:
         trained: model and tokenizer.
-        path: the tokenised text (wiki.test.tokens).
-        scorer: of the same model.
+        path: file of the tokenised text (wiki.test.tokens).
+        scorer: scorer of the same model.
         overlapping_eval: stride of the windows; None = no overlap. Megatron-LM's default is 32.
 
     Raises:
@@ -70,14 +70,14 @@ def evaluate_wikitext(trained: TrainedModel, path: Path, scorer: Scorer, overlap
 
 
 def perplexity(loss: float) -> float:
-    """exp(min(20, loss)), as Megatron-LM caps it."""
+    """Return exp(min(20, loss)), as Megatron-LM caps it."""
     return math.exp(min(HIGHEST_LOSS, loss))
 
 
 def detokenized(text: str) -> str:
-    """A WikiText file as its text was before it was tokenised, as far as can be told.
+    """Return a WikiText file as its text was before it was tokenised, as far as can be told.
 
-    The steps, in their order, are those of Megatron-LM's task; later ones see what earlier ones made.
+    The steps and their order are those of Megatron-LM's task; later ones see the output of earlier ones.
     """
     for step in STEPS:
         text = step(text)
@@ -89,7 +89,7 @@ def _replace(old: str, new: str) -> Callable[[str], str]:
 
 
 def _hug(left: str, right: str) -> Callable[[str], str]:
-    """No space between a pair of brackets or quotes and what is inside them."""
+    """Return a step that removes spaces between a pair of brackets or quotes and the text inside them."""
     inside = re.compile(rf"{re.escape(left)}\s*([^{re.escape(right)}]*?)\s*{re.escape(right)}")
     return lambda text: inside.sub(lambda match: f"{left}{match[1]}{right}", text)
 
