@@ -22,8 +22,8 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
     Args:
         path: the name that the file gets.
-        durable: what has the name is on the disk, be the power cut the next moment. Without it nobody waits for the
-            disk, and the file before may come back then.
+        durable: wait until the file is on the disk, so that it outlives a power failure the next moment. Without it the
+            older file may come back then.
     """
     temporary = path
     try:
@@ -50,7 +50,7 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def remove_leftovers(*paths: Path) -> None:
-    """Remove what killed writers of some paths in one folder left there; what is being written stays."""
+    """Remove temporary files of killed writers of these paths, all in one folder; files being written stay."""
     names = "|".join(re.escape(path.name) for path in paths)
     for entry in paths[0].parent.iterdir():
         if not re.fullmatch(rf"\.({names})\.[0-9a-f]{{32}}", entry.name):
@@ -62,7 +62,7 @@ def remove_leftovers(*paths: Path) -> None:
 
 @contextmanager
 def held_alone(path: Path, busy: Exception) -> Iterator[None]:
-    """Hold the lock file `path`; the system lets go of it when this process ends, however it ends.
+    """Hold the lock file `path`; the system releases it when this process ends, however it ends.
 
     Raises:
         OSError: it cannot be written, or the file system has no locks.
@@ -87,7 +87,7 @@ def _hold(file: IO[Any]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, where the file system can do that."""
+    """Write the names in a folder to the disk, where the file system can do that."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

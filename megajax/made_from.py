@@ -1,9 +1,9 @@
-"""Made from what: a record beside everything that is derived from files, so that it is not used when they are others.
+"""Records of the files from which something was derived, so that the result is not used once they have changed.
 
-Token files know the text, a copied or trained tokenizer its files or text, imported weights their model. The record
-holds the contents of each source, as a hash, and the options that shaped the result. Names are told, but do not count:
-a file that was moved is the same source, and another one under its name is not. A source whose size, times and inode
-are those of the record is not read again.
+Token files have a record of their text, a copied or trained tokenizer of its files or text, imported weights of their
+model. The record holds a hash of the contents of each source, and the options that shaped the result. Names are
+recorded for messages and do not count: a file that was moved is the same source, and another one under its name is not.
+A source whose size, times and inode are those of the record is not read again.
 """
 
 from __future__ import annotations
@@ -24,24 +24,28 @@ from megajax.files import atomic_write
 log = logging.getLogger(__name__)
 
 Source = dict[str, Any]
-"""What is known of a source: path, size, mtime_ns, ctime_ns, inode and blake2b of the contents, which is None if it is
-gone; and `also`, the paths that it had before, by which config.yaml, which is not written again, still names it."""
+"""State of a source: path, size, mtime_ns, ctime_ns, inode, and blake2b of the contents, which is None if it is gone.
+
+`also` are the paths that it had before: config.yaml, which is not written again, still names the source by one of them.
+"""
 
 _LARGE = 1 << 32
-"""Bytes of a file that takes some seconds to read."""
+"""Size in bytes from which a file takes some seconds to read."""
 
 
 @dataclass(frozen=True)
 class MadeFrom:
-    """The sources and options of something derived."""
+    """Sources and options from which something is derived."""
 
     sources: Sequence[str | Path]
-    """Files, in their order."""
+    """Files in their order."""
     options: Mapping[str, Any]
-    """Options that the result depends on besides, as JSON has them."""
+    """Other options that the result depends on, as JSON has them."""
 
     def difference(self, record: Path) -> str | None:
-        """Say how these sources and options differ from the recorded ones; "" if they do not, None without a record.
+        """Describe how these sources and options differ from the recorded ones.
+
+        The result is "" if they do not differ, and None without a record.
 
         A source that is gone does not differ if the record has it under this path, now or before.
         """
@@ -74,24 +78,24 @@ class MadeFrom:
         return ""
 
     def make(self, record: Path, make: Callable[[], object]) -> None:
-        """Make the thing, then write the record: of the sources as they were before."""
+        """Make the thing, then write the record of its sources as they were before."""
         record.unlink(missing_ok=True)
         before = [_look(path, None) for path in self.sources]
         make()
         _write(record, {"sources": before, "options": dict(self.options)})
 
     def ensure(self, what: str, record: Path, make: Callable[[], object], *, there: bool, trained: str) -> bool:
-        """Make the thing unless it is there and was made from just this; whether it was made now.
+        """Make the thing unless it is there and was made from these sources, and tell whether it was made.
 
         Args:
-            what: its name, for messages.
-            record: of what it was made from.
-            make: makes it, in place of what is there.
-            there: whether it is there.
-            trained: the run that was trained on it; "" for none yet.
+            what: name of the thing, for messages.
+            record: path of the record of its sources.
+            make: function that makes it and replaces an older one.
+            there: true if it is there.
+            trained: name of the run that was trained on it; "" for none yet.
 
         Raises:
-            InputError: a run was trained on it, and what is named now is something else.
+            InputError: a run was trained on it, and the sources named now are others.
         """
         problem = self.difference(record)
         if there and problem is None and trained:
@@ -126,7 +130,7 @@ def _read(record: Path) -> tuple[list[Source], dict[str, Any]] | None:
 
 
 def _look(path: str | Path, known: Source | None) -> Source:
-    """Describe a source as it is now; its contents are read only if it is not, to all appearance, the known one."""
+    """Describe a source as it is now; its contents are read only if it seems to differ from the known one."""
     folder, name = os.path.split(path)
     place = str(Path(os.path.realpath(folder), name))  # a link itself is a name: a hub's cache gives files such names
     try:

@@ -35,7 +35,7 @@ DIFFERS = 4
 
 @entry_point
 def main(argv: list[str]) -> int:
-    """The command line."""
+    """Run the command line."""
     title = "Plan a run without any GPU: memory, communication, time and cost."
     loaded, options = parse_command_line("python -m megajax.plan", title, argv, start_of, _add_options)
     if options.like == "megatron" and (options.search or options.compile):

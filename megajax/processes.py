@@ -17,23 +17,23 @@ from jax.experimental import multihost_utils
 
 T = TypeVar("T")
 UNIT = 1024
-"""Bytes: few sizes of messages, as JAX compiles a program for each."""
+"""Size in bytes whose multiples messages have; few sizes are sent, as JAX compiles a program for each."""
 
 
 def take_turns() -> bool:
-    """Tell whether programs have to be waited for: on several CPU devices."""
+    """Tell whether programs have to wait for each other, which is so on several CPU devices."""
     return jax.default_backend() == "cpu" and jax.device_count() > 1
 
 
 def in_turn(result: T) -> T:
-    """Pass on the result of a program that has collectives; where programs take turns, once it is there."""
+    """Pass on the result of a program with collectives; where programs take turns, wait for it first."""
     if take_turns():
         jax.block_until_ready(result)
     return result
 
 
 def gather(text: str) -> list[str]:
-    """Return what every process says, in their order; all have to call it."""
+    """Return the text of every process, in the order of processes; all have to call it."""
     if jax.process_count() == 1:
         return [text]
     said = np.frombuffer(text.encode(), np.uint8)
@@ -44,7 +44,7 @@ def gather(text: str) -> list[str]:
 
 
 def first(text: str) -> str:
-    """Return the first text that is not empty, process by process: what went wrong, and where."""
+    """Return the first text that is not empty, process by process, and name the process: to report an error."""
     said = gather(text)
     where = (f" (process {index})" if len(said) > 1 else "" for index in range(len(said)))
     return next((text + place for text, place in zip(said, where, strict=True) if text), "")

@@ -38,24 +38,24 @@ from megajax.training.state import TrainState, init_state, optimizer_for
 
 
 class ShardedParameter(NamedTuple):
-    """One parameter and the part of it that a device holds."""
+    """Parameter with the part of it that a device holds."""
 
     name: str
     shape: tuple[int, ...]
     rules: tuple[Rule, ...]
-    """The rule of every dimension: its logical axis, the mesh axes that split it, and why."""
+    """Rule of every dimension: its logical axis, the mesh axes that split it, and the reason."""
     shard: tuple[int, ...]
-    """Shape on one device."""
+    """Shape of the part on one device."""
     shard_bytes: int
 
 
 class Sharding(NamedTuple):
-    """What a device holds, in bytes where nothing else is said."""
+    """Arrays that a device holds, in bytes unless said otherwise."""
 
     mesh: dict[str, int]
     parameters: list[ShardedParameter]
     model_size: int
-    """Parameters of the whole model, without the vocabulary's padding."""
+    """Number of parameters of the whole model, without the vocabulary's padding."""
     weights: int
     gradients: int
     optimizer: int
@@ -63,7 +63,7 @@ class Sharding(NamedTuple):
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """The command line."""
+    """Run the command line."""
 
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -89,7 +89,9 @@ def main(argv: list[str]) -> None:
 
 
 def sharding_of(config: Config, devices: int | None = None) -> Sharding:
-    """What each of `devices` devices holds; unset, there are `parallel.simulate_devices` or one replica.
+    """Return the part of the model that each of `devices` devices holds.
+
+    Unset, there are `parallel.simulate_devices` devices, or those of one replica.
 
     Raises:
         InputError: the mesh does not take that many devices, or does not divide a parameter.
@@ -120,7 +122,7 @@ def sharding_of(config: Config, devices: int | None = None) -> Sharding:
 
 
 def schedule_of(config: Config, devices: int | None = None) -> Schedule:
-    """What the pipeline's stages do in a step of the (full) global batch, on as many devices as in `sharding_of`.
+    """Return the pipeline's schedule for a step of the (full) global batch, on as many devices as in `sharding_of`.
 
     Raises:
         InputError: the mesh does not take that many devices, or its replicas cannot share the batch.
@@ -145,7 +147,10 @@ def _shard_bytes(leaf: Any, sharding: NamedSharding) -> int:
 
 
 def print_sharding(sharding: Sharding) -> None:
-    """Print the parameters, the rules they matched and the sums; where the output is no terminal no line is broken."""
+    """Print the parameters, the rules they matched and the sums.
+
+    No line is broken if the output is no terminal.
+    """
     console = _console()
     mesh = " x ".join(f"{axis} {size}" for axis, size in sharding.mesh.items())
     console.print(f"{sharding.model_size:,} parameters on {math.prod(sharding.mesh.values()):,} device(s): {mesh}")
@@ -154,10 +159,10 @@ def print_sharding(sharding: Sharding) -> None:
 
 
 def print_explanation(config: Config, sharding: Sharding, name: str) -> None:
-    """Print one parameter: the rule of every dimension, what a device holds, and the collectives that it causes.
+    """Print one parameter: the rule of every dimension, its part on a device, and the collectives that it causes.
 
     Raises:
-        InputError: the model has no such parameter; lists those it has.
+        InputError: the model has no such parameter; the message lists those it has.
     """
     found = {p.name: p for p in sharding.parameters}
     parameter = found.get(re.sub(r"^layers\.", "blocks.", name))
