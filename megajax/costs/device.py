@@ -6,8 +6,8 @@ A stack is the layers that one scan runs: all layers of a decoder or of BERT. T5
 the output of the first.
 
 The load of a mixture is taken to be balanced: of the T k assignments that a device's experts see together, T k / E are
-each expert's. They are computed in whole blocks of `models.experts.block_rows` rows, so that an expert computes ceil(T
-k / E R) R. The real choices of a router change the time of a step, but neither traffic nor memory.
+each expert's. They are computed in whole blocks of `models.experts.block_rows` rows: ceil(T k / E R) blocks for an
+expert. The real choices of a router change the time of a step, but neither traffic nor memory.
 
 Letters: B samples of a micro batch, S sequence, T = B S / context tokens of a device (of experts: of all devices along
 `expert`), N heads, K kv heads, L layers, k experts of a token, E experts, R rows of a block; P stages, v chunks per

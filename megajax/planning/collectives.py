@@ -1,4 +1,4 @@
-"""What a compiled program sends: every collective of its HLO text, by mesh axis, number of executions and bytes.
+"""Traffic of a compiled program: every collective of its HLO text, by mesh axis, number of executions and bytes.
 
     traffic = collectives(step.lower(state, batch).compile(), mesh)
     print(traffic)
@@ -30,54 +30,64 @@ from megajax.planning.hlo import UNKNOWN, Instruction, executed, find, integers
 AnyMesh = Mesh | AbstractMesh
 OPS = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all")
 Place = Literal["layers forward", "layers backward", "each microbatch", "each step"]
-"""Where in a training step something is sent: in the loop over the layers, forward or backward (what is computed again
-there included); outside it, for each microbatch, or tick of a pipeline; outside all these loops."""
+"""Place of a collective in a training step.
+
+It is in the loop over the layers, forward or backward (recomputation there included), or outside it for each
+microbatch, or tick of a pipeline, or outside all these loops.
+"""
 PLACES: tuple[Place, ...] = get_args(Place)
 LAYERS, TICKS = r"\blayers\)*/while/", r"\b(microbatches|\w+_ticks)\)*/while/"
-"""Loops in a source, by the scopes that models and `parallel` give them; those of one iteration leave this trace."""
+"""Patterns of loops in a source, by the scopes that models and `parallel` give them; a loop of one iteration leaves
+this trace.
+"""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One tensor of one collective instruction, as every device takes part in it."""
+    """One tensor of a collective instruction, in which every device takes part."""
 
     op: str
-    """One of OPS."""
+    """Kind of the collective, one of OPS."""
     axes: tuple[str, ...]
     """Mesh axes along which the devices that exchange differ, in the mesh's order."""
     shape: tuple[int, ...]
-    """The whole tensor: the result of an all-gather, the operand of a reduce-scatter; for the others both are alike."""
+    """Shape of the whole tensor: the result of an all-gather, the operand of a reduce-scatter; otherwise both are the
+    same.
+    """
     dtype: str
-    """XLA's name: "f32", "bf16"."""
+    """Dtype by XLA's name: "f32", "bf16"."""
     loop: tuple[int, ...]
-    """Iterations of the loops around it, outermost first."""
+    """Iterations of the loops around the collective, outermost first."""
     conditional: bool
-    """In a branch, so executed at most `count` times."""
+    """True in a branch, where the collective is executed at most `count` times."""
     source: str
-    """The JAX functions it comes from (XLA's `op_name`); the loop's around it, if XLA made it or moved it there."""
+    """JAX functions that the collective comes from (XLA's `op_name`).
+
+    They are those of the loop around it if XLA made it or moved it there.
+    """
 
     @property
     def count(self) -> int:
-        """Executions in one run of the program."""
+        """Return the number of executions in one run of the program."""
         return prod(self.loop)
 
     @property
     def place(self) -> Place:
-        """The loop of a training step that it stands in."""
+        """Return the loop of a training step that the collective is in."""
         if re.search(LAYERS, self.source):
             return "layers backward" if "transpose(" in self.source else "layers forward"
         return "each microbatch" if re.search(TICKS, self.source) else "each step"
 
     @property
     def bytes(self) -> int:
-        """Size of the whole tensor, of one execution."""
+        """Return the size of the whole tensor of one execution."""
         bits = 8 if self.dtype == "pred" else int(re.findall(r"\d+", self.dtype)[0])
         return prod(self.shape) * bits // 8
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Collectives of one run of a program, and how to ask about them: filters give another Traffic."""
+    """Collectives of one run of a program; its filters return another Traffic."""
 
     records: tuple[Collective, ...]
 
@@ -88,43 +98,46 @@ class Traffic:
         return len(self.records)
 
     def where(self, keep: Callable[[Collective], bool]) -> Traffic:
-        """Keep those for which `keep` is true."""
+        """Keep the collectives for which `keep` is true."""
         return Traffic(tuple(record for record in self if keep(record)))
 
     def over(self, *axes: str) -> Traffic:
-        """Keep those that cross all these mesh axes, alone or together with others."""
+        """Keep the collectives that cross all these mesh axes, alone or together with others."""
         return self.where(lambda record: set(axes) <= set(record.axes))
 
     def inside(self, *loop: int) -> Traffic:
-        """Keep those in exactly this nest of loops, given as iterations, outermost first; no argument is no loop."""
+        """Keep the collectives in exactly this nest of loops.
+
+        Loops are given as iterations, outermost first; no argument is no loop.
+        """
         return self.where(lambda record: record.loop == loop)
 
     def at(self, place: Place) -> Traffic:
-        """Keep those in this loop of a training step."""
+        """Keep the collectives in this loop of a training step."""
         return self.where(lambda record: record.place == place)
 
     def forward(self) -> Traffic:
-        """Keep those that are not of the backward pass."""
+        """Keep the collectives that are not in the backward pass."""
         return self.where(lambda record: "transpose(" not in record.source)
 
     def backward(self) -> Traffic:
-        """Keep those of the backward pass, its recomputation included."""
+        """Keep the collectives of the backward pass, its recomputation included."""
         return self.where(lambda record: "transpose(" in record.source)
 
     def of_at_least(self, size: int) -> Traffic:
-        """Keep those whose whole tensor has at least `size` bytes."""
+        """Keep the collectives whose whole tensor has at least `size` bytes."""
         return self.where(lambda record: record.bytes >= size)
 
     def count(self, op: str) -> int:
-        """Executions of one of OPS in a run of the program."""
+        """Return the number of executions of one of OPS in a run of the program."""
         return sum(record.count for record in self if record.op == op)
 
     def total_bytes(self) -> int:
-        """Bytes of the whole tensors, over all executions."""
+        """Return the bytes of the whole tensors, over all executions."""
         return sum(record.count * record.bytes for record in self)
 
     def __str__(self) -> str:
-        """A table, most bytes first; "<=" marks what runs in a branch."""
+        """Return a table with most bytes first; "<=" marks collectives that run in a branch."""
         counts: Counter[Collective] = Counter()
         for record in self:
             counts[replace(record, source="")] += record.count
@@ -167,7 +180,9 @@ def collectives(program: jax.stages.Compiled | str, mesh: AnyMesh) -> Traffic:
 
 
 def _sources(name: str, count: int) -> list[str]:
-    """Return the source of each of `count` tensors: where XLA joined collectives, `a/(b:c)/d` names one a tensor."""
+    """Return the source of each of `count` tensors; where XLA joined collectives, `a/(b:c)/d` names one for each
+    tensor.
+    """
     for start in (match.start() for match in re.finditer(r"\(", name)):
         depth, cuts = 0, [start]
         for place in range(start, len(name)):
@@ -182,7 +197,7 @@ def _sources(name: str, count: int) -> list[str]:
 
 
 def _tensors(line: Instruction, op: str, ways: int) -> list[tuple[tuple[int, ...], str]]:
-    """Shape and dtype of the whole tensors that `ways` devices exchange."""
+    """Return shape and dtype of the whole tensors that `ways` devices exchange."""
     operands = line.operands.count(",") + 1
     # A start's type holds the operands, the results, and what belongs to XLA.
     results = line.arrays if len(line.arrays) == operands else line.arrays[operands : 2 * operands]
@@ -199,13 +214,16 @@ def _tensors(line: Instruction, op: str, ways: int) -> list[tuple[tuple[int, ...
 
 
 def _axes(groups: np.ndarray, mesh: AnyMesh) -> tuple[str, ...]:
-    """Axes along which members of a group differ: device i of the program is the i-th of the flattened mesh."""
+    """Return the axes along which members of a group differ.
+
+    Device i of the program is the i-th of the flattened mesh.
+    """
     places = np.unravel_index(groups, tuple(mesh.shape.values()))
     return tuple(axis for axis, place in zip(mesh.shape, places, strict=True) if (place != place[:, :1]).any())
 
 
 def _groups(attributes: str, mesh: AnyMesh) -> np.ndarray:
-    """Devices that exchange: [groups, members], or [pairs, 2] of a permutation."""
+    """Return the devices that exchange: [groups, members], or [pairs, 2] of a permutation."""
     if pairs := find(r"source_target_pairs=\{(\{.*?\})\}", attributes):
         return np.array(integers(pairs)).reshape(-1, 2)
     text = find(r"replica_groups=(mesh\[.*?\}|\[.*?\]<=\[.*?\](?:T\(.*?\))?|\{\{.*?\}\}|\{\})", attributes)
@@ -225,14 +243,16 @@ def _groups(attributes: str, mesh: AnyMesh) -> np.ndarray:
 
 
 def _range(text: str) -> np.ndarray:
-    """`[4,8]T(1,0)`: 0, 1, 2 ... in shape 4 x 8, transposed."""
+    """Read `[4,8]T(1,0)` as 0, 1, 2 ... in shape 4 x 8, transposed."""
     shape, _, order = text.partition("T")
     ids = np.arange(prod(integers(shape))).reshape(integers(shape))
     return ids.transpose(integers(order)) if order else ids
 
 
 def _mesh_groups(text: str) -> np.ndarray:
-    """`mesh['a'=2,'b'=8], device_ids=([8,2]T(1,0)) {'a','b':(2)4}`: groups along a and the middle of b = 2 x 4 x 1."""
+    """Read `mesh['a'=2,'b'=8], device_ids=([8,2]T(1,0)) {'a','b':(2)4}` as groups along a and the middle of b = 2 x 4 x
+    1.
+    """
     axes, ids, members = re.findall(r"mesh\[(.*?)\](?:, device_ids=\((.*)\))? \{(.*)\}", text)[0]
     sizes = [(name, int(size)) for name, size in re.findall(r"'?(\w+)'?=(\d+)", axes)]
     chosen = re.findall(r"'?([A-Za-z_]\w*)'?(?::\((\d+)\)(\d+))?", members)

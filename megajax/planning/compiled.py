@@ -1,4 +1,5 @@
-"""What the compiler says about a plan: memory by class, collectives by axis, FLOPs, next to the closed form.
+"""Comparison of a plan with its compiled program: memory by class, collectives by axis and FLOPs, next to the closed
+form.
 
 The program is the real training step, compiled in `megajax.planning.deviceless`.
 """
@@ -15,30 +16,30 @@ from megajax.planning.collectives import PLACES, Place
 from megajax.planning.plan import Plan, columns
 
 SIMULATED = "simulated CPU"
-"""Target if there is no compiler for GPUs."""
+"""Name of the target if there is no compiler for GPUs."""
 TOLERANCE = 0.05
 """Relative difference of traffic and FLOPs above which program and closed form contradict each other: one is wrong."""
 TINY = 2**18
-"""Bytes over an axis in a loop, in a step, that no closed form is held to: vectors, counts and sums of losses."""
+"""Bytes over an axis in a loop of a step below which differences are ignored: vectors, counts and sums of losses."""
 
 
 @dataclass(frozen=True)
 class Sends:
-    """Collectives of one kind in a step, as every device takes part in them."""
+    """Collectives of one kind in a step, in which every device takes part."""
 
     op: str
-    """Of `planning.collectives.OPS`."""
+    """Kind of collective, one of `planning.collectives.OPS`."""
     axes: tuple[str, ...]
-    """Mesh axes that they cross."""
+    """Mesh axes that the collectives cross."""
     loop: tuple[int, ...]
     """Iterations of the loops around them, outermost first; none = once a step."""
     place: Place
-    """Which loops these are."""
+    """Name of these loops in a training step."""
     conditional: bool
-    """In a branch: `count` and `bytes` are upper bounds."""
+    """True in a branch, where `count` and `bytes` are upper bounds."""
     count: int
     bytes: int
-    """Of whole tensors, all executions together."""
+    """Bytes of the whole tensors, all executions together."""
     largest: int
     """Bytes of the largest of these tensors."""
     taken: float
@@ -47,47 +48,52 @@ class Sends:
 
 @dataclass(frozen=True)
 class CompiledPlan:
-    """XLA's buffer assignment and collectives of a plan's step."""
+    """Plan with XLA's buffer assignment and collectives for its step."""
 
     plan: Plan
     target: str
-    """What it was compiled for: a GPU's `device_kind`, or SIMULATED."""
+    """Device that the step was compiled for: a GPU's `device_kind`, or SIMULATED."""
     memory: dict[str, int]
     """Bytes of a device: "arguments" (state and batch), "outputs" other than these, "temporary", "code"."""
     sends: tuple[Sends, ...]
     flops: int | None
-    """Of matrix products on a device in a step, if experts are used alike; None = not counted on simulated devices."""
+    """FLOPs of matrix products on a device in a step, if experts are used alike; None = not counted on simulated
+    devices.
+    """
     unused: tuple[str, ...]
     """Inputs of the step that no result depends on."""
     seconds: float
-    """To trace, lower and compile."""
+    """Seconds to trace, lower and compile."""
     host_bytes: int
-    """Most host memory that the compiling process had."""
+    """Largest host memory that the compiling process had."""
 
     @property
     def need(self) -> int:
-        """Bytes of a device, without what no array can have."""
+        """Return the bytes of a device, without memory that no array can have."""
         return sum(self.memory.values())
 
     @property
     def verdict(self) -> str:
-        """Whether it fits, in words."""
+        """Return in words whether the step fits."""
         fits = "" if self.target == SIMULATED else "fits: " if self.fits else "does not fit: "
         return f"{fits}XLA plans {self.need / GIB:.1f} GiB, arrays can have {self.plan.limit / GIB:.1f} GiB"
 
     @property
     def fits(self) -> bool:
-        """Whether a device has enough memory; of simulated ones, whether the closed form says so."""
+        """Tell whether a device has enough memory; for simulated ones, whether the closed form says so."""
         return self.plan.fits if self.target == SIMULATED else self.need <= self.plan.limit
 
     @property
     def bytes_by_axis(self) -> dict[str, int]:
-        """Bytes over every axis of the plan, alone or together with others."""
+        """Return the bytes over every axis of the plan, alone or together with others."""
         return {axis: sum(s.bytes for s in self.sends if axis in s.axes) for axis in self.plan.communication}
 
     @property
     def comparison(self) -> Mapping[str, tuple[float, float]]:
-        """Closed form and XLA: bytes of "state" and "temporary" memory, "over" axes by loop, FLOPs of "products"."""
+        """Return pairs of closed form and XLA.
+
+        They are bytes of "state" and "temporary" memory, bytes "over" axes by loop, and FLOPs of "products".
+        """
         memory = self.plan.stages[self.plan.fullest]
         pairs: dict[str, tuple[float, float]] = {
             "state": (memory.persistent, self.memory["arguments"]),
@@ -101,24 +107,24 @@ class CompiledPlan:
         return pairs if self.flops is None else pairs | {"products": (self.plan.time.compiled_flops, self.flops)}
 
     def deviation(self, name: str) -> float:
-        """How far a line of the comparison is from the closed form, relative to that."""
+        """Return how far a line of the comparison is from the closed form, relative to that."""
         closed, xla = self.comparison[name]
         return xla / closed - 1 if closed else math.inf if xla else 0.0
 
     def is_planned(self, name: str) -> bool:
-        """Whether the closed form has the whole line: an optimizer's own products and traffic may be in none."""
+        """Tell whether the closed form has the whole line; it may lack an optimizer's own products and traffic."""
         return not self.plan.uncounted or not name.endswith(("each step", "products"))
 
     def differs(self, name: str, tolerance: float) -> bool:
-        """Whether a line of traffic or FLOPs is further from the closed form than a share of that."""
+        """Tell whether a line of traffic or FLOPs is further from the closed form than a share of that."""
         closed, xla = self.comparison[name]
         return abs(xla - closed) > max(tolerance * closed, TINY)
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """Where XLA's program sends or multiplies what the closed form says it does not, in words.
+        """Return in words where XLA's program sends or multiplies other amounts than the closed form.
 
-        Simulated devices have another compiler, which sends other things: they are not judged.
+        Simulated devices are not judged, since their compiler is another one, with other collectives.
         """
         if self.target == SIMULATED:
             return ()
@@ -129,7 +135,7 @@ class CompiledPlan:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """By the keys that `planning.schema.SCHEMA` documents."""
+        """Return a dictionary with the keys that `planning.schema.SCHEMA` documents."""
         return {
             "target": self.target,
             "seconds": self.seconds,
@@ -143,7 +149,7 @@ class CompiledPlan:
         }
 
     def __str__(self) -> str:
-        """Tables: closed form against XLA, then every kind of collective."""
+        """Return tables: closed form against XLA, then every kind of collective."""
         head = f"compiled for {self.plan.gpus:,} x {self.target} in {self.seconds:.1f} s"
         if self.target == SIMULATED:
             head += " (no CUDA plugin: another compiler, without GPU kernels: memory and collectives are not judged)"
@@ -168,7 +174,7 @@ class CompiledPlan:
 
 
 def _amount(name: str, number: float) -> str:
-    """What a line of the comparison says, with its unit."""
+    """Format the number in a line of the comparison with its unit."""
     if name == "products":
         return f"{number / 1e12:,.3f} TFLOP"
     return f"{number / GIB:,.2f} GiB" if number >= GIB / 10 else f"{number / 2**20:,.2f} MiB"

@@ -1,8 +1,9 @@
 """One device's share of a layer: its matrix products and attention cores, and the program that computes them.
 
-A layer is four matrix products, with the attention core between the first two; where it looks at an encoder as well,
-four more and another core. At each of them the residual stream enters or leaves the tensor-parallel region (2205.05198,
-figure 5). A mixture's experts stand in the place of the last two products, next to those of the shared MLP.
+A layer is four matrix products, with the attention core between the first two; where it attends to an encoder as well,
+there are three more and another core. At each of them the residual stream enters or leaves the tensor-parallel region
+(2205.05198, figure 5). A mixture's experts stand in the place of the last two products, next to those of the shared
+MLP.
 
 Shapes: B samples of a micro batch, S sequence, T = B S / context tokens of a device, D embed, N heads, K kv heads,
 H head dim, F mlp, E experts.
@@ -30,23 +31,34 @@ from megajax.planning.operations import WIDTH, Numbers, Work, gather_seconds, me
 
 @dataclass(frozen=True)
 class Trainer:
-    """One program; `memory traffic` is bytes read and written in device memory."""
+    """Training program, by what matters for its time.
+
+    `memory traffic` is bytes read and written in device memory.
+    """
 
     name: str
     scans_layers: bool
-    """Layers run in a `lax.scan` under `jax.checkpoint`: what is saved is copied into stacked arrays and out again,
-    elementwise operations and fused attention are repeated, the last product of a block never is. Otherwise as PyTorch
-    does it: nothing is copied, only what was asked for is repeated, whole blocks in full recomputation."""
+    """True if layers run in a `lax.scan` under `jax.checkpoint`, false if they run as in PyTorch.
+
+    In a scan, saved activations are copied into stacked arrays and out again, elementwise operations and fused
+    attention are repeated, the last product of a block never is. In PyTorch nothing is copied, and only what was asked
+    for is repeated, whole blocks in full recomputation.
+    """
     shares_vocabulary: bool
-    """All pipeline stages compute embedding and head together; otherwise the first and the last do."""
+    """True if all pipeline stages compute embedding and head together; otherwise the first and the last do."""
     hides_tensor: Literal["nothing", "backward", "all"]
-    """Behind which matrix products the collectives over `tensor` run: none; weight gradients, where nothing waits for
-    them; or all, in pieces."""
+    """Matrix products behind which the collectives over `tensor` run.
+
+    These are none; those of weight gradients, for which nothing waits; or all, in pieces.
+    """
     hides_neighbours: bool
-    """Keys and values travel round `context`, and activations of an interleaved pipeline to the next stage, beside the
-    computation."""
+    """True if keys and values travel round `context`, and activations of an interleaved pipeline to the next stage,
+    beside the computation.
+    """
     hides_data: bool
-    """Gradients are reduced over `data` during the last backward passes, weights gathered during the first forwards."""
+    """True if gradients are reduced over `data` during the last backward passes, and weights gathered during the first
+    forwards.
+    """
     gradient_bytes: int
     """Bytes of a gradient on its way over `data`."""
     sum_bytes: int
@@ -56,7 +68,7 @@ class Trainer:
     logit_bytes: int
     """Memory traffic of one logit, forward and backward, in head and loss."""
     fp8: bool = False
-    """Matrix products of the blocks take fp8 numbers (published runs do; MegaJAX does not yet)."""
+    """True if matrix products of the blocks take fp8 numbers (published runs do; MegaJAX does not yet)."""
 
 
 MEGAJAX = Trainer(
@@ -71,7 +83,9 @@ MEGAJAX = Trainer(
     score_bytes=(20, 24),
     logit_bytes=24,
 )
-"""This repository: to add a gradient is to read bf16 and to read and write fp32; scores and softmax are fp32."""
+"""Trainer of this repository: to add a gradient is to read bf16 and to read and write fp32; scores and softmax are
+fp32.
+"""
 
 MEGATRON = Trainer(
     name="megatron",
@@ -85,34 +99,39 @@ MEGATRON = Trainer(
     score_bytes=(8, 14),
     logit_bytes=48,
 )
-"""Megatron-LM since core 0.8, with all its overlaps: fused gradient sums, 16-bit scores through a fused softmax."""
+"""Trainer of Megatron-LM since core 0.8 with all its overlaps: fused gradient sums, 16-bit scores through a fused
+softmax.
+"""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One device's share of a layer and how it is computed. Layouts that have it in common share its time."""
+    """One device's share of a layer and the way it is computed.
+
+    Layouts with the same share have the same time for it.
+    """
 
     model: ModelConfig
     gpu: Gpu
     trainer: Trainer
     samples: int
-    """B."""
+    """Samples B of a micro batch."""
     sequence: int
-    """S."""
+    """Tokens S of a sample."""
     encoded: int
-    """Tokens of a sample of the encoder's output that the layer looks at; 0 = none."""
+    """Tokens of a sample of the encoder's output that the layer attends to; 0 = none."""
     tokens: float
-    """T."""
+    """Tokens T of a micro batch on this device."""
     encoded_tokens: float
-    """T of the encoder's output."""
+    """Tokens of the encoder's output for a micro batch on this device."""
     heads: float
-    """N on this device."""
+    """Query heads N of this device."""
     kv_heads: float
-    """K on this device."""
+    """Key/value heads K of this device."""
     stream: float
-    """Bytes of the residual stream [T, D], whole over `tensor`."""
+    """Bytes of the residual stream [T, D], uncut over `tensor`."""
     stream_ways: int
-    """Ways that it is cut over `tensor`."""
+    """Number of parts into which the residual stream is cut over `tensor`."""
     tensor: int
     context: int
     expert: int
@@ -121,9 +140,9 @@ class Cut:
     whole_heads: bool
     remat: str | tuple[str, ...]
     kernel: str
-    """Of the attention: "cudnn" is fused, others pass the scores through memory."""
+    """Kernel of the attention: "cudnn" is fused, others pass the scores through memory."""
     numbers: Numbers
-    """Of activations."""
+    """Numeric format of activations."""
     copied: float
     """Bytes that are copied in each direction to save a layer's activations."""
 
@@ -169,50 +188,52 @@ class Cut:
 
     @property
     def own_tokens(self) -> float:
-        """Tokens whose residual stream lies on this device."""
+        """Return the tokens whose residual stream lies on this device."""
         return self.tokens / self.stream_ways
 
     @property
     def residual(self) -> float:
-        """Bytes of the residual stream on this device."""
+        """Return the bytes of the residual stream on this device."""
         return self.stream / self.stream_ways
 
     @property
     def products(self) -> Numbers:
-        """Numbers that the blocks' matrix products take."""
+        """Return the numeric format that the blocks' matrix products take."""
         return "fp8" if self.trainer.fp8 else self.numbers
 
     @property
     def weights(self) -> LayerWeights:
-        """Weights of the layer, on all devices together."""
+        """Return the weights of the layer on all devices together."""
         return layer_weights(self.model, crossed=self.encoded > 0)
 
     @property
     def held(self) -> float:
-        """Weights of the layer that this device computes with."""
+        """Return the number of weights of the layer that this device computes with."""
         return self.weights.on_device(self.tensor, self.expert, self.whole_heads)
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Names of the activations that are not computed again."""
+        """Return the names of the activations that are not computed again."""
         if isinstance(self.remat, tuple):
             return self.remat
         return () if self.remat == "full" else ACTIVATION_NAMES
 
     def border(self, stream: float) -> float:
-        """Seconds of a gather or scatter of a residual stream, of so many bytes, over `tensor`."""
+        """Return the seconds of a gather or scatter of a residual stream of `stream` bytes over `tensor`."""
         return gather_seconds(self.gpu, stream, self.tensor, 1)
 
     def memory(self, size: float) -> Work:
-        """Reading and writing `size` bytes."""
+        """Return the work of reading and writing `size` bytes."""
         return Work(memory=memory_seconds(self.gpu, size))
 
 
 def _copied(config: Config, mesh: Mapping[str, int], stack: Stack) -> float:
-    """Bytes read and written to put a layer's activations into the stack of all layers, or to take them out again.
+    """Return the bytes that are read and written to put a layer's activations into the stack of all layers.
 
-    What a matrix product or an attention kernel makes or takes, which is what has a name, is copied; anything else is
-    computed in its place. With stages, all of it goes through the ring as well.
+    To take them out again is as many.
+
+    Only inputs and outputs of matrix products and attention kernels, which are the named activations, are copied; all
+    others are computed in their place. With stages, all of them go through the ring as well.
     """
     saved = named = saved_per_layer(config, mesh, stack)
     if config.train.remat == "none":
@@ -221,26 +242,26 @@ def _copied(config: Config, mesh: Mapping[str, int], stack: Stack) -> float:
 
 
 LAST = "output"
-"""What the last product of a layer makes if norms come first: no backward pass needs it."""
+"""Output of a layer's last product if norms come first, which no backward pass needs."""
 
 
 class Product(NamedTuple):
-    """A matrix product [rows, k] x [k, n] of the forward pass and the elementwise operations around it."""
+    """Matrix product [rows, k] x [k, n] of the forward pass and the elementwise operations around it."""
 
     makes: str
-    """Name of the activation that it ends in."""
+    """Name of the activation that the product ends in."""
     enters: bool
-    """Whether its input is gathered over `tensor`; otherwise its output is scattered."""
+    """True if its input is gathered over `tensor`; otherwise its output is scattered."""
     k: float
     n: float
     traffic: float
-    """Bytes of the elementwise operations."""
+    """Bytes read and written by the elementwise operations."""
     rows: float
-    """T, or tokens of the encoder."""
+    """Number of rows: T, or the tokens of the encoder."""
     whole: bool = False
-    """Whether no device along `tensor` has a part of the matrix (`parallel.whole_heads`)."""
+    """True if every device along `tensor` has the whole matrix (`parallel.whole_heads`)."""
     encoded: bool = False
-    """Whether its input is the encoder's output, which all layers share: gathered once for them."""
+    """True if its input is the encoder's output, which is gathered once for all layers."""
 
 
 class Rows(NamedTuple):
@@ -248,16 +269,16 @@ class Rows(NamedTuple):
 
     forward: float
     of_input: float
-    """Gradient of the input."""
+    """Rows of the product for the gradient of the input."""
     of_weights: float
-    """Gradient of the weights."""
+    """Rows of the product for the gradient of the weights."""
 
 
 def rows_of(cut: Cut, product: Product) -> Rows:
     """Return the rows of a product: all of them, unless heads are whole and tokens are spread over `tensor`.
 
-    Queries, keys and values are made of all tokens, and the gradient of what attention gave; the rest is each device's
-    own tokens, so that the gradients of these weights are summed over `tensor`.
+    In that case queries, keys and values, and the gradient of attention's output, are computed for all tokens. The rest
+    is computed for each device's own tokens, so that the gradients of these weights are summed over `tensor`.
     """
     rows = product.rows
     if not (product.whole and cut.sequence_parallel):
@@ -267,7 +288,7 @@ def rows_of(cut: Cut, product: Product) -> Rows:
 
 
 def products(cut: Cut) -> tuple[Product, ...]:
-    """Return the matrix products of a layer, in order, but for the experts of a mixture."""
+    """Return the matrix products of a layer, in order, without those of a mixture's experts."""
     model, T, D, width = cut.model, cut.tokens, cut.model.hidden_size, WIDTH[cut.numbers]
     q, kv = cut.heads * model.head_size, cut.kv_heads * model.head_size
     norm, add = 2 * cut.residual, 3 * cut.residual
@@ -297,13 +318,13 @@ def products(cut: Cut) -> tuple[Product, ...]:
 
 
 class Core(NamedTuple):
-    """Scores of queries and keys, softmax, and weighted sum of the values, on one device."""
+    """Attention core on one device: scores of queries and keys, softmax, and weighted sum of the values."""
 
     scores: float
     keys: int
-    """Of a query."""
+    """Number of keys of a query."""
     bias: float
-    """FLOPs of the bias of every distance (T5), as a product with one-hot rows."""
+    """FLOPs of the bias of every distance (T5), which is a product with one-hot rows."""
 
 
 def cores(cut: Cut) -> tuple[Core, ...]:
@@ -315,22 +336,22 @@ def cores(cut: Cut) -> tuple[Core, ...]:
 
 
 class Experts(NamedTuple):
-    """The experts of a mixture on one device, for a microbatch whose load is balanced."""
+    """Experts of a mixture on one device, for a microbatch whose load is balanced."""
 
     number: float
-    """How many experts there are."""
+    """Number of experts."""
     blocks: int
-    """Blocks that each of them works through."""
+    """Number of blocks that each of them works through."""
     rows: int
-    """R, the rows of a block."""
+    """Rows R of a block."""
     units: float
-    """Units of an expert on this device."""
+    """Hidden units of an expert on this device."""
     tokens: float
-    """Tokens that they see: those of all devices along `expert`."""
+    """Tokens that the experts see: those of all devices along `expert`."""
 
     @property
     def matrices(self) -> float:
-        """Blocks of all experts."""
+        """Return the number of blocks of all experts."""
         return self.number * self.blocks
 
 

@@ -56,13 +56,13 @@ from megajax.training.schedule import Schedule
 from megajax.training.step import build_init, build_train_step
 
 XLA_FRACTION = 0.8
-"""Share of a GPU's memory that XLA plans with, where no client tells it what its allocator has (on a GPU, JAX does)."""
+"""Share of a GPU's memory that XLA plans with if no client tells it the size of its allocator (on a GPU, JAX does)."""
 TARGETS = {gpu.name: gpu for gpu in GPUS if gpu.chip}
-"""GPUs that XLA can be told about."""
+"""GPUs that XLA's compiler can be told about, by name."""
 
 
 def has_compiler() -> bool:
-    """Return True if JAX's CUDA plugin, which compiles for GPUs, is installed."""
+    """Tell whether JAX's CUDA plugin, which compiles for GPUs, is installed."""
     return any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
 
 
@@ -73,7 +73,7 @@ def gpu_topology(name: str, devices: int, gpus_per_host: int = 8) -> list[jax.De
 
     Args:
         name: key of TARGETS.
-        devices: how many; a whole number of hosts, or part of one.
+        devices: number of GPUs that fills whole hosts, or part of one.
         gpus_per_host: GPUs that share a host.
 
     Raises:
@@ -96,9 +96,12 @@ def gpu_topology(name: str, devices: int, gpus_per_host: int = 8) -> list[jax.De
 
 
 def _proto(gpu: Gpu) -> str:
-    """XLA's `stream_executor.GpuTargetConfigProto` as text; what the table of GPUs lacks is the same on all of them.
+    """Return XLA's `stream_executor.GpuTargetConfigProto` as text.
 
-    Its memory is such that XLA plans with what the launcher gives JAX: told less, it repeats collectives to save some.
+    Values that the table of GPUs lacks are the same on all of them.
+
+    Its memory is chosen so that XLA plans with the memory that the launcher gives JAX: with less, XLA repeats
+    collectives to save some.
     """
     chip = gpu.chip
     assert chip is not None
@@ -130,13 +133,16 @@ def _proto(gpu: Gpu) -> str:
 
 
 CHILD = ("-m", "megajax.planning.deviceless")
-"""Words that make Python the compiling process."""
+"""Arguments with which Python becomes the compiling process."""
 MOST_SIMULATED = 64
-"""Devices. More of them compile for minutes, to learn little."""
+"""Largest number of simulated devices.
+
+More of them compile for minutes, to learn little.
+"""
 
 
 class CompiledStep(NamedTuple):
-    """A step that is compiled and cannot run."""
+    """Training step that is compiled and cannot run."""
 
     step: jax.stages.Compiled
     rules: Rules
@@ -145,11 +151,11 @@ class CompiledStep(NamedTuple):
     batch: Any
     """Shapes, dtypes and shardings of a batch."""
     seconds: float
-    """Time to trace, lower and compile."""
+    """Seconds to trace, lower and compile."""
 
 
 def compile_plan(plan: Plan) -> CompiledPlan:
-    """Compile a plan's step for its GPU, without JAX's CUDA plugin for simulated CPU devices.
+    """Compile a plan's step for its GPU, or for simulated CPU devices where JAX's CUDA plugin is missing.
 
     Raises:
         InputError: the GPU is no compile target, there are too many devices to simulate, or the compiler died.
@@ -176,11 +182,11 @@ def compile_plan(plan: Plan) -> CompiledPlan:
 
 
 def describe_death(code: int, errors: str) -> str:
-    """Say why the compiling process ended, and what to do.
+    """Describe why the compiling process ended, and what to do.
 
     Args:
-        code: its exit code, negative for a signal.
-        errors: what it wrote to stderr.
+        code: exit code of the process, negative for a signal.
+        errors: text that it wrote to stderr.
     """
     last = (errors.strip().splitlines() or ["it wrote nothing"])[-1]
     if code == 2:
@@ -197,8 +203,8 @@ def compile_step(config: Config, gpu: str) -> CompiledStep:
     """Compile the training step for GPUs of that name, as many as the layout takes, as the launcher would have it.
 
     Args:
-        config: with the whole mesh in `parallel`, and a known vocabulary.
-        gpu: of `planning.deviceless.TARGETS`.
+        config: configuration with the whole mesh in `parallel`, and a known vocabulary.
+        gpu: name in `planning.deviceless.TARGETS`.
 
     Raises:
         InputError: no such target, or no CUDA plugin to compile with.
@@ -229,7 +235,7 @@ def abstract_step(config: Config, devices: Sequence[jax.Device], platform: str) 
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """The child; takes no arguments."""
+    """Run the compiling process, which takes no arguments."""
     config, gpu = pickle.load(sys.stdin.buffer)
     compiled = compile_step(config, gpu) if has_compiler() else _simulate(config)
     plan = compiled.step.memory_analysis()
@@ -255,7 +261,7 @@ def main(argv: list[str]) -> None:
 
 
 def _sends(traffic: Traffic, share: Fraction) -> Iterator[Sends]:
-    """The collectives of a program by kind, of which steady ticks take a share of the branches.
+    """Sum up the collectives of a program by kind; steady ticks take a share of the branches.
 
     A pipeline's branches are for what begins or ends with a microbatch (embedding, head, the embedding's gradient), so
     each is taken as often as there are microbatches. The code of each is in the loop over the steady ticks, and may be
@@ -283,7 +289,7 @@ def _sends(traffic: Traffic, share: Fraction) -> Iterator[Sends]:
 
 
 def _head_share(config: Config) -> Fraction:
-    """Return the share of steady ticks in which a microbatch leaves the pipeline: only there a branch multiplies."""
+    """Return the share of steady ticks in which a microbatch leaves the pipeline; only then does a branch multiply."""
     schedule = Device.of(config).schedule
     return Fraction(schedule.microbatches, schedule.steady_ticks)
 

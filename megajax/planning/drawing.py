@@ -1,6 +1,6 @@
 """Timelines of pipeline schedules: a row per stage, time from left to right, as text or as a self-contained SVG.
 
-A schedule too long to be read loses a part of its middle, which repeats itself.
+A schedule that is too long to be read is drawn without a part of its middle, which repeats itself.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from megajax.parallel.pipeline.schedule import BACKWARD, FORWARD, KINDS, Kind, S
 
 
 def draw_text(schedule: Schedule, width: int = 200) -> str:
-    """Draw in lines of at most `width` characters (or a handful of columns).
+    """Draw a schedule as text in lines of at most `width` characters (or a handful of columns).
 
-    A column is a moment at which some stage starts something, so they are not equally long. `F1.3` is the forward of
-    microbatch 3 through chunk 1 (`F3` where there is one chunk), `B` a backward, which goes on while there is `-`; `.`
-    is the bubble, and `~` stands for what is left out.
+    A column is a moment at which some stage starts its work, so that columns are not equally long in time. `F1.3` is
+    the forward of microbatch 3 through chunk 1 (`F3` where there is one chunk), `B` a backward, which goes on while
+    there is `-`; `.` is the bubble, and `~` stands for the part that is left out.
     """
     moments = sorted({work.start for stage in schedule.stages for work in stage})
     cell = 1 + max(len(schedule.label(work)) for stage in schedule.stages for work in stage)
@@ -36,7 +36,7 @@ def draw_text(schedule: Schedule, width: int = 200) -> str:
 
 
 def summary(schedule: Schedule) -> str:
-    """One line: sizes, bubble, activations in flight."""
+    """Return one line with sizes, bubble and activations in flight."""
     stages = len(schedule.stages)
     most = max(map(schedule.in_flight, range(stages)))
     return (
@@ -46,16 +46,19 @@ def summary(schedule: Schedule) -> str:
 
 
 CELL, ROW, LEFT, TOP, MARGIN = 20, 26, 72, 84, 16
-"""Pixels: width of a time unit, height of a stage, where the timeline begins, space around it."""
+"""Sizes in pixels: width of a time unit, height of a stage, left and upper end of the timeline, space around it."""
 COLUMNS = 300
-"""Longest timeline, in time units, that is drawn whole."""
+"""Length in time units up to which a timeline is drawn whole."""
 HUES = {"F": 0.58, "B": 0.07}
-"""Blue and orange: the colour-blind tell them apart."""
+"""Blue for forward and orange for backward, which the colour-blind can tell apart."""
 INK, IDLE = "#1f2933", "#eceff2"
 
 
 def draw_svg(schedule: Schedule) -> str:
-    """Draw as an SVG document: a number is a microbatch, a shade a chunk; hovering over a cell tells all about it."""
+    """Draw a schedule as an SVG document.
+
+    A number is a microbatch, a shade a chunk; hovering over a cell shows all about it.
+    """
     window = _Window(schedule.length, COLUMNS)
     bottom = TOP + ROW * len(schedule.stages)
     title = summary(schedule)
@@ -116,7 +119,7 @@ def _axis(window: _Window, y: int) -> Iterator[str]:
 
 
 def _colors(kind: Kind, chunk: int, chunks: int) -> tuple[str, str]:
-    """Fill of a chunk, lighter for earlier ones, and the colour of text that can be read on it."""
+    """Return the fill of a chunk, lighter for earlier ones, and the colour of text that can be read on it."""
     depth = chunk / (chunks - 1) if chunks > 1 else 0.3
     red, green, blue = colorsys.hls_to_rgb(HUES[kind], 0.8 - 0.44 * depth, 0.75)
     luma = 0.299 * red + 0.587 * green + 0.114 * blue
@@ -137,7 +140,9 @@ def _names(schedule: Schedule) -> list[str]:
 
 @dataclass(frozen=True)
 class _Window:
-    """What is drawn of `length` columns where there is room for `limit`: three quarters start, one quarter end."""
+    """Part of `length` columns that is drawn where there is room for `limit`: three quarters from the start, one from
+    the end.
+    """
 
     length: int
     limit: int
@@ -148,11 +153,11 @@ class _Window:
 
     @property
     def gap(self) -> int | None:
-        """The column that stands for what is left out."""
+        """Return the column that stands for the part left out; None if all is drawn."""
         return self.limit * 3 // 4 if self.length > self.limit else None
 
     def of(self, start: int, end: int) -> list[int]:
-        """Where the columns `start` to `end` are drawn; none if they are left out."""
+        """Return the places where the columns `start` to `end` are drawn; none if they are left out."""
         if self.gap is None:
             return list(range(start, end))
         left_out = self.length - self.limit

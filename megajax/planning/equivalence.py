@@ -1,12 +1,12 @@
-"""One program, every layout, shown by running it: train a few steps on simulated devices and compare with one device.
+"""Equality of all layouts, shown by running them: train a few steps on simulated devices and compare with one device.
 
     config, _ = comparable(load_config("verify/gpt_tiny.yaml").config, devices=8)
     reference = train_layout(one_device(config), steps=5)
     for layout in every_layout(config, devices=8):
         print(layout_name(layout), compare(train_layout(layout, steps=5), reference))
 
-Batches are random, the same under every layout. Their samples are of unequal lengths, so that no two microbatches need
-have as many tokens that count.
+Batches are random, the same under every layout. Their samples are of unequal lengths, so that microbatches may differ
+in the number of tokens in the loss.
 
 Shapes: G global batch, S sequence, T decoder sequence.
 """
@@ -39,11 +39,11 @@ from megajax.training.step import build_init, build_train_step
 EOD, DOCUMENT = 0, 16
 """End-of-document id, and mean length of a random document."""
 PREDICTED = 0.2
-"""Share of an encoder's tokens that are to be predicted."""
+"""Share of an encoder's tokens that it has to predict."""
 
 
 def random_batch(config: Config, step: int) -> Batch:
-    """The global batch of a step."""
+    """Make the random global batch of a step."""
     make = {"gpt": _gpt, "bert": _bert, "t5": _t5}[config.model.family]
     G = config.train.global_batch_size
     assert config.model.vocab_size is not None
@@ -52,14 +52,14 @@ def random_batch(config: Config, step: int) -> Batch:
 
 
 def random_samples(step: int, count: int, sequence: int, vocabulary: int) -> list[np.ndarray]:
-    """`count` samples [S + 1] of a step: documents one after the other."""
+    """Make `count` random samples [S + 1] of a step; each is documents one after the other."""
     rng = np.random.default_rng(step)
     tokens = rng.integers(0, vocabulary, (count, sequence + 1))
     return list(np.where(rng.random(tokens.shape) < 1 / DOCUMENT, EOD, tokens).astype(np.int32))
 
 
 def _gpt(config: Config, step: int, G: int, vocabulary: int) -> Batch:
-    """Samples of S / 2 to S + 1 tokens."""
+    """Make a batch of samples of S / 2 to S + 1 tokens."""
     S = config.data.seq_length
     lengths = np.random.default_rng(step).integers(S // 2, S + 2, G)
     samples = random_samples(step, G, S, vocabulary)
@@ -68,7 +68,7 @@ def _gpt(config: Config, step: int, G: int, vocabulary: int) -> Batch:
 
 
 def _bert(config: Config, step: int, G: int, vocabulary: int) -> Batch:
-    """Pairs of texts of S / 2 to S tokens together; the last sample is an empty one."""
+    """Make a batch of pairs of texts of S / 2 to S tokens together; the last sample is an empty one."""
     rng = np.random.default_rng(step)
     text, lengths = _text(rng, G, config.data.seq_length, vocabulary)
     places = np.arange(text.shape[1], dtype=np.int32)
@@ -89,7 +89,9 @@ def _bert(config: Config, step: int, G: int, vocabulary: int) -> Batch:
 
 
 def _t5(config: Config, step: int, G: int, vocabulary: int) -> Batch:
-    """Texts of S / 2 to S tokens, and of T / 2 to T tokens for the decoder, which starts one token later."""
+    """Make a batch of texts of S / 2 to S tokens, and of T / 2 to T tokens for the decoder, which starts one token
+    later.
+    """
     rng = np.random.default_rng(step)
     text, lengths = _text(rng, G, config.data.seq_length, vocabulary)
     target, target_lengths = _text(rng, G, config.data.decoder_seq_length, vocabulary)
@@ -106,27 +108,27 @@ def _t5(config: Config, step: int, G: int, vocabulary: int) -> Batch:
 
 
 def _text(rng: np.random.Generator, G: int, S: int, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids [G, S] and how many of each row are real [G], S / 2 to S."""
+    """Return random ids [G, S], and how many of each row are real [G], S / 2 to S."""
     return rng.integers(0, vocabulary, (G, S), dtype=np.int32), rng.integers(S // 2, S + 1, G)
 
 
 POLICIES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 GRADIENT_TOLERANCE = 1e-5
-"""Of a tensor's largest entry: sums in another order, nothing else."""
+"""Allowed difference of gradients, relative to a tensor's largest entry: no more than sums in another order make."""
 LOSS_TOLERANCE = 5e-6
-"""Relative, at every step."""
+"""Allowed relative difference of the loss at every step."""
 YARDSTICK = (
     f"initial parameters bit-equal; first-step gradients within {GRADIENT_TOLERANCE:g} of each tensor's largest entry; "
     f"losses within {LOSS_TOLERANCE:g} relative"
 )
 VOCABULARY = 256
-"""Ids of a model that leaves its vocabulary to a tokenizer."""
+"""Vocabulary size of a model that leaves it to a tokenizer."""
 
 
 def comparable(config: Config, devices: int) -> tuple[Config, list[str]]:
-    """The configuration made fit for a comparison up to rounding, and what had to change for it.
+    """Return the configuration made fit for a comparison up to rounding, and the changes that this took.
 
-    The vocabulary is padded as much as any layout of `devices` devices asks for, so that all have the same tensors.
+    The vocabulary is padded as much as any layout of `devices` devices needs, so that all have the same tensors.
     """
     model, train = config.model, config.train
     changes = []
@@ -143,7 +145,7 @@ def comparable(config: Config, devices: int) -> tuple[Config, list[str]]:
 
 
 def one_device(config: Config) -> Config:
-    """The reference: one device, the whole global batch at once."""
+    """Return the layout of the reference: one device that takes the whole global batch at once."""
     train = replace(config.train, micro_batch_size=config.train.global_batch_size, attention="auto")
     return replace(config, parallel=ParallelConfig(data=1), train=train)
 
@@ -160,10 +162,10 @@ def every_layout(config: Config, devices: int) -> list[Config]:
 
 
 class Compiled(NamedTuple):
-    """The compiled program of a layout and what it runs on."""
+    """Compiled program of a layout with its initial state and input."""
 
     state: Any
-    """Initial state."""
+    """Initial train state."""
     step: Any
     """Jitted train step, (state, batch) -> (state, metrics)."""
     feed: Feed
@@ -186,19 +188,19 @@ def compile_layout(config: Config) -> Compiled:
 
 @dataclass
 class Outcome:
-    """The results of a layout, on the host by name, and what it sent."""
+    """Results of a layout, on the host by name, and its traffic."""
 
     initial: dict[str, np.ndarray]
-    """The state before the first step."""
+    """State before the first step."""
     traffic: Traffic
     """Collectives of one step."""
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
-    """Of the gradients, before clipping."""
+    """Norm of the gradients of every step, before clipping."""
     first_gradients: dict[str, np.ndarray] = field(default_factory=dict)
-    """Of the first step, up to a constant factor, by the name of the moment that they were read from."""
+    """Gradients of the first step up to a constant factor, by the name of the moment that they were read from."""
     final: dict[str, np.ndarray] = field(default_factory=dict)
-    """The state after all steps."""
+    """State after all steps."""
 
 
 def train_layout(config: Config, steps: int) -> Outcome:
@@ -226,9 +228,9 @@ def gathered(tree: Any) -> dict[str, np.ndarray]:
 
 
 def unclipped_gradients(state: dict[str, np.ndarray], norm: float, clip_grad: float) -> dict[str, np.ndarray]:
-    """Gradients of a first step up to a constant factor, from the momentum that every optimizer keeps.
+    """Return the gradients of a first step up to a constant factor, from the momentum that every optimizer keeps.
 
-    Clipping is undone: through the norm, one wrong gradient makes all the others wrong.
+    Clipping is undone, since through the norm one wrong gradient makes all the others wrong.
     """
     factor = np.float32(max(1.0, norm / clip_grad) if clip_grad else 1.0)
     return {name: value * factor for name, value in state.items() if ".mu." in name or ".trace." in name}
@@ -236,20 +238,20 @@ def unclipped_gradients(state: dict[str, np.ndarray], norm: float, clip_grad: fl
 
 @dataclass(frozen=True)
 class Difference:
-    """Distances of a layout from the reference; nan is far."""
+    """Distances of a layout from the reference; nan counts as too far."""
 
     initial: float
     """Largest difference of any tensor of the initial state, relative to that tensor's largest entry."""
     gradients: float
-    """The same of the first step's gradients."""
+    """Largest difference of any gradient of the first step, relative to that tensor's largest entry."""
     losses: float
     """Largest relative difference of the loss at any step."""
     departures: tuple[str, ...]
-    """What is outside the yardstick, tensors in the order of the model."""
+    """Results outside the tolerances in words, tensors in the order of the model."""
 
 
 def compare(outcome: Outcome, reference: Outcome) -> Difference:
-    """Hold a layout against the reference."""
+    """Compare a layout with the reference."""
     initial = differences(outcome.initial, reference.initial)
     gradients = differences(outcome.first_gradients, reference.first_gradients)
     relative = np.abs(np.divide(outcome.losses, reference.losses) - 1)
@@ -267,7 +269,7 @@ def compare(outcome: Outcome, reference: Outcome) -> Difference:
 
 
 def differences(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> dict[str, float]:
-    """Largest difference of every tensor of `b`, relative to that tensor's largest entry."""
+    """Return the largest difference of every tensor of `b`, relative to that tensor's largest entry."""
     return {name: float(np.abs(a[name] - b[name]).max() / max(np.abs(b[name]).max(), 1e-30)) for name in b}
 
 

@@ -1,4 +1,4 @@
-"""The collectives of a step that one parameter causes, and why it lies as it does.
+"""The collectives of a step that one parameter causes.
 
 Bytes are of whole tensors, as in `planning.collectives`. Counts are of one device; a pipeline's devices send in the
 ticks in which it fills and drains as well.
@@ -22,16 +22,16 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class Cause:
-    """One collective that a parameter causes."""
+    """Collective that a parameter causes."""
 
     what: str
     op: str
     axis: str
-    """Mesh axis."""
+    """Mesh axis that the collective crosses."""
     count: int
-    """Executions in a step."""
+    """Number of executions in a step."""
     bytes: float
-    """Of one."""
+    """Bytes of one execution."""
 
 
 def causes(
@@ -40,11 +40,11 @@ def causes(
     """List the collectives of a step that a parameter causes.
 
     Args:
-        config: with a known vocabulary; its layout is that of the mesh.
+        config: configuration with a known vocabulary, whose layout is that of the mesh.
         mesh: size of every axis.
-        name: of the parameter.
-        shape: of the whole parameter.
-        rules: of its dimensions.
+        name: name of the parameter.
+        shape: shape of the whole parameter.
+        rules: sharding rules of its dimensions.
     """
     device, layered = Device(config, mesh), "layers" in (rule.logical for rule in rules)
     of_weights = _in_a_layer(device, name, shape, rules) if layered else _outside(device, name, shape, rules)
@@ -77,7 +77,7 @@ def _in_a_layer(device: Device, name: str, shape: tuple[int, ...], rules: tuple[
 
 
 def _outside(device: Device, name: str, shape: tuple[int, ...], rules: tuple[Rule, ...]) -> list[Cause]:
-    """List what a table, a matrix of the head or the last norm sends."""
+    """List the collectives that a table, a matrix of the head or the last norm causes."""
     at_rest, count, single = _at_rest(rules), device.microbatches, device.mesh["pipe"] == 1
     is_table = {"vocab", "positions"} & {rule.logical for rule in rules}
     numbers = prod(shape) / prod(device.mesh[axis] for axis in at_rest - {"data", "fsdp"})
@@ -105,7 +105,7 @@ def _outside(device: Device, name: str, shape: tuple[int, ...], rules: tuple[Rul
 
 
 def _once(device: Device, held: float, rules: tuple[Rule, ...]) -> list[Cause]:
-    """List what a parameter sends at the end of a step."""
+    """List the collectives that a parameter causes at the end of a step."""
     gradient = Cause("gradient of the step", "all-reduce", "data", 1, FP32 * held)
     if "data" not in _at_rest(rules):
         return [gradient]
@@ -118,7 +118,10 @@ def _once(device: Device, held: float, rules: tuple[Rule, ...]) -> list[Cause]:
 
 
 def _of_activations(device: Device, name: str) -> Iterator[Cause]:
-    """The residual stream [T, D] enters and leaves matrices and tables over `tensor` (2205.05198, figure 5)."""
+    """Yield the collectives of the residual stream [T, D], which enters and leaves matrices and tables over `tensor`.
+
+    See 2205.05198, figure 5.
+    """
     model, spread = device.config.model, device.config.parallel.sequence_parallel
     stack, count = _stack(device, name), device.microbatches
     stream = device.stream(stack.sequence)
@@ -150,7 +153,7 @@ def _of_activations(device: Device, name: str) -> Iterator[Cause]:
 
 
 def _in_and_out(device: Device, stack: Stack, matrix: str) -> Iterator[Cause]:
-    """Yield the collectives of what a matrix of a layer starts from, and of what it makes."""
+    """Yield the collectives of the input and of the output of a layer's matrix."""
     spread, runs = device.config.parallel.sequence_parallel, _layer_runs(device, stack)
     stream = device.stream(stack.sequence)
     gather, scatter = ("all-gather", "reduce-scatter") if spread else ("all-reduce", "all-reduce")
@@ -182,7 +185,7 @@ def _in_and_out(device: Device, stack: Stack, matrix: str) -> Iterator[Cause]:
 
 
 def _keys(device: Device, stack: Stack) -> Iterator[Cause]:
-    """Keys and values of the tokens of other devices along `context`."""
+    """Yield the collectives of keys and values of the tokens of other devices along `context`."""
     runs = _layer_runs(device, stack)
     keys = 2 * device.width * device.tokens(stack.sequence) * device.kv_heads * device.config.model.head_size
     hops, whole = (device.mesh["context"] - 1) * runs, keys * device.mesh["context"]
@@ -195,7 +198,7 @@ def _keys(device: Device, stack: Stack) -> Iterator[Cause]:
 
 
 def _stack(device: Device, name: str) -> Stack:
-    """Find the stack of a parameter; those outside of stacks count to the last."""
+    """Return the stack of a parameter; parameters outside of stacks count to the last."""
     return device.stacks[0 if name.startswith("encoder_") else -1]
 
 
@@ -204,6 +207,6 @@ def _at_rest(rules: tuple[Rule, ...]) -> set[str]:
 
 
 def _layer_runs(device: Device, stack: Stack) -> int:
-    """Count the layers that a device runs forward in a step, and as often backward: (L / P v) (v M + P - 1)."""
+    """Count the layers that a device runs forward in a step, (L / P v) (v M + P - 1); it runs as many backward."""
     stages, chunks = device.mesh["pipe"], device.config.parallel.chunks
     return stack.layers // (stages * chunks) * (chunks * device.microbatches + stages - 1)

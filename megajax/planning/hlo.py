@@ -1,4 +1,4 @@
-"""HLO text, the form in which XLA shows a compiled program: what runs, in which loops, with how many FLOPs.
+"""HLO text, the form in which XLA shows a compiled program: its instructions, their loops and their FLOPs.
 
     compiled = step.lower(state, batch).compile()
     for line in executed(compiled):
@@ -7,8 +7,8 @@
 
 This reads the text, not XLA's own data structures, because every version of JAX gives the text.
 
-A multiply-add is 2 FLOPs; nothing else counts, nor what XLA turned into something else than a product (a vector times a
-matrix). A fused attention kernel counts as what it computes: two products of scores forward, five backward
+A multiply-add is 2 FLOPs. Nothing else counts, nor do products that XLA turned into other instructions (a vector times
+a matrix). A fused attention kernel counts by the products that it computes: two of scores forward, five backward
 (2205.14135), of half of the scores under a causal mask. Masked slots of a pipeline run like others, and count.
 """
 
@@ -25,11 +25,11 @@ import jax
 
 Shape = tuple[int, ...]
 UNKNOWN = 0
-"""Iterations of a loop whose number depends on data."""
+"""Number of iterations recorded for a loop whose true number depends on data."""
 
 
 class Instruction(NamedTuple):
-    """`%name = type opcode(operands), attributes`."""
+    """Instruction of a program, `%name = type opcode(operands), attributes`."""
 
     name: str
     type: str
@@ -39,43 +39,49 @@ class Instruction(NamedTuple):
 
     @property
     def calls(self) -> list[str]:
-        """Names of the computations that it runs; not the one by which a reduction or a sort takes two numbers."""
+        """Return the names of the computations that the instruction runs.
+
+        The computation by which a reduction or a sort takes two numbers is left out.
+        """
         applied = "to_apply|" if self.opcode == "call" else ""
         found = re.findall(rf"(?:{applied}calls|body|condition|\w+_computations?)=(\{{.*?\}}|[^ ,]+)", self.attributes)
         return [name for names in found for name in re.findall(r"[\w.\-]+", names)]
 
     @property
     def arrays(self) -> list[tuple[Shape, str]]:
-        """Shape and dtype of every array in its type."""
+        """Return shape and dtype of every array in the type of the instruction."""
         return arrays(self.type)
 
     @property
     def operand_names(self) -> list[str]:
-        """Names of the instructions whose results it takes."""
+        """Return the names of the instructions whose results it takes."""
         return re.findall(r"%([\w.\-]+)", self.operands)
 
     @property
     def origin(self) -> str:
-        """XLA's `op_name`: the JAX functions that it comes from; empty if XLA made it."""
+        """Return XLA's `op_name`, the JAX functions that the instruction comes from; empty if XLA made it."""
         return find(r'op_name="([^"]*)"', self.attributes)
 
 
 class Executed(NamedTuple):
-    """An instruction of a program that runs, and where."""
+    """Instruction of a program that runs, with the loops around it."""
 
     instruction: Instruction
     types: Mapping[str, str]
-    """Of the instructions beside it, by name."""
+    """Types of the instructions beside it, by name."""
     loop: tuple[int, ...]
     """Iterations of the loops around it, outermost first; UNKNOWN where they depend on data."""
     conditional: bool
-    """In a branch, so executed at most that often."""
+    """True in a branch, where the instruction is executed at most that often."""
     source: str
-    """The JAX functions it comes from (XLA's `op_name`); the loop's around it, if XLA made it or moved it there."""
+    """JAX functions that the instruction comes from (XLA's `op_name`).
+
+    They are those of the loop around it if XLA made it or moved it there.
+    """
 
     @property
     def operands(self) -> list[list[tuple[Shape, str]]]:
-        """Shape and dtype of the arrays of every operand."""
+        """Return shape and dtype of the arrays of every operand."""
         return [arrays(self.types[name]) for name in self.instruction.operand_names]
 
 
@@ -89,12 +95,14 @@ def executed(program: jax.stages.Compiled | str) -> Iterator[Executed]:
     loops = {line.origin for lines in computations.values() for line in lines if line.opcode == "while"}
 
     def moved(origin: str, around: str) -> bool:
-        """Whether a loop that an instruction comes from is none of those around it; unrolled ones are no loops."""
+        """Tell whether a loop that an instruction comes from is none of those around it; unrolled ones are no loops."""
         names = (origin[: end.end()] for end in re.finditer("/while(?=/)", origin))
         return any(name in loops and not around.startswith(name) for name in names)
 
     def origin_of(line: Instruction, origins: Mapping[str, str], around: str) -> str:
-        """An instruction's own, that of an operand (XLA joins collectives), or that of most in a loop's body."""
+        """Return an instruction's own origin, that of an operand (XLA joins collectives), or that of most in a loop's
+        body.
+        """
         if line.origin:
             return line.origin
         if line.opcode != "while":
@@ -124,7 +132,10 @@ def executed(program: jax.stages.Compiled | str) -> Iterator[Executed]:
 
 
 def arrays(type_: str) -> list[tuple[Shape, str]]:
-    """Shape and dtype of every array in a type: `(bf16[2,3]{1,0}, f32[])` -> ((2, 3), "bf16"), ((), "f32")."""
+    """Return shape and dtype of every array in a type.
+
+    `(bf16[2,3]{1,0}, f32[])` -> ((2, 3), "bf16"), ((), "f32").
+    """
     return [(integers(sizes), dtype) for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", type_)]
 
 
@@ -153,7 +164,7 @@ def _parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 ATTENTION_PRODUCTS = {"__cudnn$fmhaSoftmax": 2, "__cudnn$fmhaSoftmaxBackward": 5}
-"""By the kernel's name, without what it names of bias and dropout."""
+"""Kernel of fused attention, without the parts of its name for bias and dropout -> number of matrix products."""
 
 
 def executed_flops(
@@ -163,8 +174,8 @@ def executed_flops(
 
     Args:
         program: `jax.jit(f).lower(...).compile()`, or its `as_text()`.
-        unknown: iterations to assume of every loop whose number depends on data; None = there must be none.
-        taken: how often branches that multiply are taken, of the times that the program comes to them.
+        unknown: iterations to assume for every loop whose number depends on data; None = there must be no such loop.
+        taken: share of the times that a branch with matrix products is taken when the program comes to it.
 
     Raises:
         ValueError: matrix products in such a loop, or a kernel whose FLOPs are not known.
@@ -180,7 +191,7 @@ def executed_flops(
 
 
 def _flops(line: Executed) -> int:
-    """Count the FLOPs of one execution."""
+    """Count the FLOPs of one execution of an instruction."""
     attributes = line.instruction.attributes
     if line.instruction.opcode == "dot":
         return _product(line, integers(find(r"lhs_contracting_dims=\{([\d,]*)\}", attributes)))
@@ -195,14 +206,17 @@ def _flops(line: Executed) -> int:
 
 
 def _product(line: Executed, contracted: tuple[int, ...]) -> int:
-    """2 m n k, times the batch."""
+    """Count the FLOPs of a matrix product: 2 m n k, times the batch."""
     ((lhs, _),) = line.operands[0]
     result, _ = line.instruction.arrays[0]
     return 2 * prod(result) * prod(lhs[dim] for dim in contracted)
 
 
 def _attention(line: Executed, target: str) -> int:
-    """Scores [B, N, S, S] of heads of H numbers, which the last dim of the first operand is."""
+    """Count the FLOPs of fused attention with scores [B, N, S, S].
+
+    The head size H is the last dim of the first operand.
+    """
     attributes = line.instruction.attributes.replace(" ", "")
     scores = integers(find(r'"intermediate_tensor_shape":\{.*?"dimensions":\[([^\]]*)\]', attributes))
     head = integers(find(r"operand_layout_constraints=\{\w+\[([\d,]*)\]", attributes))[-1]

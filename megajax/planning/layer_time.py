@@ -2,8 +2,8 @@
 
 At every matrix product of a layer the residual stream enters or leaves the tensor-parallel region: one all-gather or
 reduce-scatter over `tensor` (2205.05198, figure 5), or half an all-reduce, which is as much, without sequence
-parallelism. With `parallel.whole_heads` no activation is summed around the attention: what enters is gathered, what
-leaves is cut. The experts of a mixture are computed again in the backward pass under every `train.remat`.
+parallelism. With `parallel.whole_heads` no activation is summed around the attention: its input is gathered and its
+output cut. The experts of a mixture are computed again in the backward pass under every `train.remat`.
 
 Shapes: T tokens of a micro batch on a device, D embed, F mlp, V padded vocabulary, R rows of an expert's block.
 """
@@ -27,7 +27,7 @@ from megajax.planning.operations import (
 )
 
 KERNELS = 3
-"""Elementwise kernels around a matrix product, forward."""
+"""Number of elementwise kernels around a matrix product, forward."""
 BACKWARD_TRAFFIC = 1.5
 """Memory traffic of an elementwise operation's backward over that of its forward."""
 BACKWARD_ATTENTION = 2.5
@@ -36,7 +36,7 @@ BACKWARD_ATTENTION = 2.5
 
 @cache
 def layer_work(cut: Cut) -> tuple[Work, Work]:
-    """Forward and backward of one layer and microbatch."""
+    """Return forward and backward of one layer and microbatch."""
     trainer, gpu = cut.trainer, cut.gpu
     core, core_back = (
         total(_forward_core(cut, c) for c in cores(cut)),
@@ -85,7 +85,10 @@ def _forward(cut: Cut, product: Product) -> Work:
 
 
 def _backward(cut: Cut, product: Product) -> Work:
-    """The gradient of the input needs all of the output's; while the one of the weights is computed, nothing waits."""
+    """Return the work of a product's two gradients.
+
+    The gradient of the input needs all of the output's gradient; while that of the weights is computed, nothing waits.
+    """
     rows, k, n = rows_of(cut, product), product.k, product.n
     dx = matmul_seconds(cut.gpu, rows.of_input, n, k, cut.products)
     dw = matmul_seconds(cut.gpu, k, rows.of_weights, n, cut.products)
@@ -121,7 +124,7 @@ def _forward_core(cut: Cut, core: Core) -> Work:
 
 
 def _scores(cut: Cut, core: Core) -> Work:
-    """Scores and softmax. A batched product fills the GPU as one large one does."""
+    """Return the work of scores and softmax. A batched product fills the GPU as one large one does."""
     scores, width = core.scores, cut.model.head_size
     product = matmul_seconds(cut.gpu, scores / core.keys, width, core.keys, cut.numbers)
     return Work(matmul=product, flops=2 * scores * width + core.bias) + cut.memory(cut.trainer.score_bytes[0] * scores)
@@ -143,7 +146,7 @@ def _backward_core(cut: Cut, core: Core) -> Work:
 
 
 def _repeated(cut: Cut) -> Work:
-    """What the backward pass computes again, but for a mixture's experts."""
+    """Return the work that the backward pass repeats, without that of a mixture's experts."""
     if cut.remat == "none":
         return Work()
     core = total(_forward_core(cut, c) for c in cores(cut))
@@ -160,10 +163,10 @@ def _repeated(cut: Cut) -> Work:
 
 
 def _mixture(cut: Cut) -> tuple[Work, Work]:
-    """Router and experts, forward and backward, their repeated forward included.
+    """Return the work of router and experts, forward and backward, their repeated forward included.
 
-    What a device's experts see is gathered over `tensor` and `expert`, what they make scattered, and nothing hides it;
-    the backward pass gathers both ends (see `parallel.experts`). Sums over blocks are fp32.
+    Inputs of a device's experts are gathered over `tensor` and `expert`, their outputs scattered, and nothing hides it;
+    the backward pass gathers both inputs and gradients of outputs (see `parallel.experts`). Sums over blocks are fp32.
     """
     found = experts(cut)
     if found is None:
@@ -197,12 +200,12 @@ def _mixture(cut: Cut) -> tuple[Work, Work]:
 
 @cache
 def vocabulary_work(cut: Cut, stages: int, stride: int) -> Work:
-    """Embedding, head and loss of one microbatch, forward and backward, on a device that takes part.
+    """Return the work of embedding, head and loss of one microbatch, forward and backward, on a device that takes part.
 
     Args:
-        cut: the device's share.
-        stages: how many pipeline stages compute it together.
-        stride: from a device to that of the next stage.
+        cut: share of the device.
+        stages: number of pipeline stages that compute it together.
+        stride: distance in devices to the same device of the next stage.
     """
     trainer, gpu, D = cut.trainer, cut.gpu, cut.model.hidden_size
     V = cut.model.padded_vocab_size / (cut.tensor * stages)
@@ -229,10 +232,12 @@ def vocabulary_work(cut: Cut, stages: int, stride: int) -> Work:
 
 
 def _small_products(cut: Cut) -> float:
-    """FLOPs, forward and backward, of what BERT and T5 have besides embedding, layers and output matrix.
+    """Return the FLOPs, forward and backward, of the small products of BERT and T5.
 
-    BERT: the transform of every token, the pooler and the classes of the first, token types as a product with one-hot
-    rows; nothing needs the gradient of those. T5: the gradient of the distances' bias, of all layers at once.
+    These are all products besides embedding, layers and output matrix.
+
+    BERT has the transform of every token, the pooler and the classes of the first token, and token types as a product
+    with one-hot rows, which need no gradient. T5 has the gradient of the distances' bias, of all layers at once.
     """
     model, D = cut.model, cut.model.hidden_size
     if model.family == "bert":

@@ -1,6 +1,6 @@
-"""Every way to spread a model and a global batch over a number of devices; needs no device.
+"""The legal layouts of a model and a global batch on a number of devices; no device is needed.
 
-A layout is a configuration: the given one, with other `parallel` sizes and a micro batch that fits.
+A layout is the given configuration with other `parallel` sizes and a micro batch that fits.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from megajax.parallel.rules import Rules
 def legal_layouts(config: Config, devices: int) -> list[Config]:
     """List every layout of `devices` devices that this model and global batch can train on.
 
-    All mesh sizes and chunks per stage, sequence parallelism and ZeRO on and off where that makes a difference. The
-    micro batch is the configured one, or its largest divisor that the samples of a replica fill.
+    They have all mesh sizes and chunks per stage, with sequence parallelism and ZeRO on and off where that makes a
+    difference. The micro batch is the configured one, or its largest divisor that the samples of a replica fill.
     """
     is_legal = legality(config.model, devices)
     layouts = []
@@ -38,13 +38,15 @@ def legal_layouts(config: Config, devices: int) -> list[Config]:
 
 
 def meshes(devices: int) -> Iterator[dict[str, int]]:
-    """Yield every mesh of so many devices."""
+    """Yield every mesh of `devices` devices."""
     for sizes in _factorizations(devices, len(AXES)):
         yield dict(zip(AXES, sizes, strict=True))
 
 
 def legality(model: ModelConfig, devices: int) -> Callable[[Config], bool]:
-    """Build a test of layouts: their numbers have to fit together, and the sharding rules to divide every weight."""
+    """Build a test of layouts: their numbers have to fit together, and the sharding rules have to divide every
+    weight.
+    """
     # The vocabulary excludes no layout: training pads it as the layout wants it.
     padded = fit_vocabulary(model, ParallelConfig(tensor=devices))
 
@@ -70,7 +72,7 @@ def divide_weights(model: ModelConfig, sizes: tuple[int, ...], zero: int, whole_
     """Refuse a mesh, given by the sizes of all AXES, that does not divide every weight.
 
     Raises:
-        InputError: names the weight, its dimension and the mesh axes.
+        InputError: a weight is not divided; the message names it, its dimension and the mesh axes.
     """
     mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     rules = replace(Rules.of(mesh, ParallelConfig(whole_heads=whole_heads), model), zero=zero)
@@ -83,7 +85,7 @@ def _abstract_weights(model: ModelConfig) -> Model:
 
 
 def layout_name(layout: Config) -> str:
-    """Say in words how a layout differs from others: `pipe=2 data=4 remat=full microbatches=2`."""
+    """Name the settings in which a layout differs from others: `pipe=2 data=4 remat=full microbatches=2`."""
     parallel, remat = layout.parallel, layout.train.remat
     sizes = {**parallel.sizes, "chunks": parallel.chunks}
     words: dict[str, object] = {key: size for key, size in sizes.items() if size > 1}
@@ -101,7 +103,9 @@ def layout_name(layout: Config) -> str:
 
 
 def layouts_on(config: Config, mesh: Mapping[str, int], sequence_parallel: Sequence[bool]) -> Iterator[Config]:
-    """Yield layouts of a mesh, legal or not: chunks per stage, ZeRO, and the given choices of sequence parallelism."""
+    """Yield layouts of a mesh, legal or not, with all chunks per stage, ZeRO, and the given choices of sequence
+    parallelism.
+    """
     chunks = _divisors(config.model.num_layers // mesh["pipe"]) if mesh["pipe"] > 1 else [1]
     zero: tuple[Literal[0, 1], ...] = (0, 1) if mesh["data"] > 1 else (0,)
     samples = Device(config, mesh).samples
@@ -121,7 +125,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _factorizations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Yield every way to write a number as a product of so many, in order."""
+    """Yield every way to write a number as a product of `parts` factors, in order."""
     if parts == 1:
         yield (number,)
         return

@@ -1,8 +1,9 @@
-"""Bytes that Megatron-LM would hold of the same model on the same mesh, as published figures measure them.
+"""Memory of Megatron-LM for the same model on the same mesh, in the way in which published figures measure it.
 
-It differs from this implementation (`costs.memory`) in what a parameter costs, in what a layer saves (2205.05198,
-section 4), in how much is in flight, and in its stages: the first holds the embedding and the last the output matrix,
-with all logits of a microbatch at once. Peaks are the allocator's (`torch.cuda.max_memory_allocated`).
+It differs from this implementation (`costs.memory`) in the bytes of a parameter, in the activations that a layer saves
+(2205.05198, section 4), in the number in flight, and in its stages: the first holds the embedding and the last the
+output matrix, with all logits of a microbatch at once. Peaks are those of the allocator
+(`torch.cuda.max_memory_allocated`).
 
 Shapes: T tokens of a micro batch on a device, D embed, N heads, K kv heads, H head dim, F mlp, S sequence, V padded
 vocabulary, L layers; P stages, v chunks per stage, M microbatches.
@@ -28,30 +29,36 @@ CUTS = {
     "mlp": ("tensor",),
     "embed": ("fsdp",),
 }
-"""Mesh axes that cut a dimension. Norms, row-parallel biases and positions are whole on every tensor rank."""
+"""Logical axis -> mesh axes that cut it.
+
+Norms, row-parallel biases and positions are whole on every tensor rank.
+"""
 
 
 FIRST = {"word_embedding", "position_embedding", "token_type_embedding", "embedding_norm"}
 """Parameters of the first stage, by the first word of their names."""
 LAST = {"final_norm", "transform", "transform_bias", "transform_norm", "head_bias"}
 LAST |= {"pooler", "pooler_bias", "pair_head", "pair_bias"}
-"""Those of the last, but for the output matrix."""
+"""Parameters of the last stage, without the output matrix, by the first word of their names."""
 
 
 @dataclass(frozen=True)
 class Practice:
-    """Bytes in which Megatron-LM's relatives differ from it; the defaults are its own, in bf16 or fp16."""
+    """Bytes in which relatives of Megatron-LM differ from it; the defaults are its own, in bf16 or fp16."""
 
     gradients: int = 4
-    """A parameter: fp32 sums."""
+    """Bytes of a parameter's gradient, an fp32 sum."""
     moments: int = 8
-    """A parameter, next to 4 for the master weights; both split over `data` by the distributed optimizer (ZeRO-1)."""
+    """Bytes of a parameter's moments, next to 4 for the master weights.
+
+    The distributed optimizer (ZeRO-1) splits both over `data`.
+    """
     logits: int = 6
-    """A logit: 16 bits from the matrix product, and fp32, in which the softmax is computed in place."""
+    """Bytes of a logit: 16 bits from the matrix product, and fp32, in which the softmax is computed in place."""
     swiglu: int = 6
-    """A hidden unit of a gated MLP: both inputs, and the product, which is fused."""
+    """Bytes of a hidden unit of a gated MLP: both inputs, and the product, which is fused."""
     keeps_gathered: bool = False
-    """Whether matrix products keep their inputs as sequence parallelism gathers them; else they gather them again."""
+    """True if matrix products keep their inputs as sequence parallelism gathers them; else they gather them again."""
 
 
 MEGATRON_LM = Practice()
@@ -60,17 +67,17 @@ MEGATRON_LM = Practice()
 def megatron_memory(
     config: Config, mesh: Mapping[str, int], stage: int, practice: Practice = MEGATRON_LM
 ) -> StageMemory:
-    """Bytes of one device of a pipeline stage.
+    """Return the bytes of one device of a pipeline stage.
 
     A parameter takes 18 bytes, with `parallel.zero` (the distributed optimizer) 6 + 12 / data. `train.remat` is
     Megatron-LM's recomputation granularity. Attention is flash attention unless `train.attention` is "xla". `fsdp` cuts
-    all that a parameter takes; the layers gathered at a time are left out.
+    all bytes of a parameter; the layers gathered at a time are left out.
 
     Args:
-        config: with a known vocabulary.
+        config: configuration with a known vocabulary.
         mesh: size of every axis.
-        stage: 0 to P - 1.
-        practice: of the framework.
+        stage: number of the stage, 0 to P - 1.
+        practice: bytes by which the framework counts.
 
     Raises:
         InputError: `train.remat` names activations.
@@ -90,10 +97,10 @@ def megatron_memory(
 
 
 def check_like_megatron(config: Config) -> None:
-    """Refuse what no accounting of Megatron-LM's is written for here.
+    """Refuse models and layouts for which Megatron-LM's accounting is not written here.
 
     Raises:
-        InputError: names the kind of model or the key.
+        InputError: there is no accounting; the message names the kind of model or the key.
     """
     encodes = model_class(config.model).writes == "answer"
     lacking = {
@@ -107,13 +114,16 @@ def check_like_megatron(config: Config) -> None:
 
 
 def heaviest_stage(config: Config, mesh: Mapping[str, int], practice: Practice = MEGATRON_LM) -> StageMemory:
-    """The fullest device: one of the first stage, which has most in flight, or of the last, which has the logits."""
+    """Return the memory of the fullest device.
+
+    It is on the first stage, which has most in flight, or on the last, which has the logits.
+    """
     stages = (megatron_memory(config, mesh, stage, practice) for stage in {0, mesh["pipe"] - 1})
     return max(stages, key=lambda memory: memory.total)
 
 
 def stage_parameters(config: Config, mesh: Mapping[str, int], stage: int) -> float:
-    """Parameters on one device of a stage. A tied embedding is on the first stage and on the last."""
+    """Count the parameters on one device of a stage. A tied embedding is on the first stage and on the last."""
     model, padding = config.model, 128 * mesh["tensor"]
     if model.vocab_size is None:
         raise InputError("model.vocab_size is not known: set it, or give a tokenizer")
@@ -132,7 +142,9 @@ def stage_parameters(config: Config, mesh: Mapping[str, int], stage: int) -> flo
 
 
 def layers_in_flight(config: Config, mesh: Mapping[str, int], stage: int) -> int:
-    """Layers x microbatches whose activations wait for their backward, at most: Megatron-LM's 1F1B, interleaved or not.
+    """Return the largest number of layers x microbatches whose activations wait for their backward.
+
+    It is that of Megatron-LM's 1F1B, interleaved or not.
 
     With v chunks the first stage holds (1 + (P - 1) / P v) L of them (2205.05198, section 4.2.3), if M is large enough.
     """
@@ -144,7 +156,7 @@ def layers_in_flight(config: Config, mesh: Mapping[str, int], stage: int) -> int
 
 
 def layer_activations(config: Config, mesh: Mapping[str, int], practice: Practice = MEGATRON_LM) -> float:
-    """Bytes that one layer and microbatch keep for the backward pass (2205.05198, table 2)."""
+    """Return the bytes that one layer and microbatch keep for the backward pass (2205.05198, table 2)."""
     device, remat = Device(config, mesh), config.train.remat
     if remat not in ("none", "selective", "full"):
         raise InputError("train.remat names activations, Megatron-LM cannot: choose none, selective or full")
@@ -154,7 +166,7 @@ def layer_activations(config: Config, mesh: Mapping[str, int], practice: Practic
 
 
 def _outside_core(device: Device, practice: Practice) -> float:
-    """Bytes outside the attention core."""
+    """Return the bytes that a layer keeps outside the attention core."""
     model = device.config.model
     q, k = model.num_heads * model.head_size, model.kv_heads * model.head_size
     dropout = 2 * (model.hidden_dropout > 0)  # masks of a byte, after attention and MLP
@@ -168,7 +180,11 @@ def _outside_core(device: Device, practice: Practice) -> float:
 
 
 def _core(device: Device) -> float:
-    """Softmax of the scores, 16 bits each, and if there is dropout its mask and result; nothing in flash attention."""
+    """Return the bytes that the attention core keeps.
+
+    These are the softmax of the scores, 16 bits each, and if there is dropout its mask and result; none in flash
+    attention.
+    """
     if device.config.train.attention != "xla":
         return 0
     model, sequence = device.config.model, device.config.data.seq_length
@@ -177,13 +193,13 @@ def _core(device: Device) -> float:
 
 
 def _recomputed(device: Device, practice: Practice) -> float:
-    """Activations of the one layer that is being recomputed."""
+    """Return the bytes of activations of the one layer that is being recomputed."""
     remat, core = device.config.train.remat, _core(device)
     return {"none": 0, "selective": core, "full": core + _outside_core(device, practice)}[str(remat)]
 
 
 def _embedding_masks(device: Device) -> float:
-    """Dropout masks of the embedding, a byte each, of the microbatches in flight on the first stage."""
+    """Return the bytes of the embedding's dropout masks, for the microbatches in flight on the first stage."""
     model = device.config.model
     if model.hidden_dropout == 0:
         return 0
@@ -192,7 +208,7 @@ def _embedding_masks(device: Device) -> float:
 
 
 def _logits(device: Device, practice: Practice) -> float:
-    """Logits of a microbatch, and what final norm and output matrix start from."""
+    """Return the bytes of the logits of a microbatch, and of the inputs of final norm and output matrix."""
     model = device.config.model
     assert model.vocab_size is not None
     stream = 4 * model.hidden_size / device.stream_ways

@@ -1,4 +1,4 @@
-"""How long one operation takes on a GPU: matrix product, attention, memory traffic, collective.
+"""Time of one operation on a GPU: matrix product, attention, memory traffic, collective.
 
 Every class of operations reaches a share of its peak that is a constant of the GPU (`hardware.Speed`) times a smooth,
 physical function of its shape. No constant belongs to a model, a layout or a program.
@@ -18,23 +18,25 @@ from megajax.costs.hardware import Gpu
 
 Numbers = Literal["fp8", "half", "fp32"]
 WIDTH: dict[Numbers, int] = {"fp8": 1, "half": 2, "fp32": 4}
-"""Bytes of an operand."""
+"""Numeric format -> bytes of an operand."""
 
 TILE = 128 * 256
 """Entries of the product that a multiprocessor computes at a time (the largest tiles of cuBLAS)."""
 DEPTH = 256
-"""Length k in which a tile's products take as long as its start and end, when the tensor cores wait."""
+"""Length k at which a tile's products take as long as its start and end, when the tensor cores wait."""
 LAUNCH = 4e-6
 """Seconds between the last block of a kernel and the first of the next."""
 HANDSHAKE = 15e-6
 """Seconds until all members of a collective have met, per level of the network."""
 DISTURBANCE = 0.25
-"""Of the time of a collective that runs beside computation, what that computation is slowed by: NCCL takes up to a
-quarter of the multiprocessors, and memory bandwidth."""
+"""Share of a collective's time by which it slows down a computation that it runs beside.
+
+NCCL takes up to a quarter of the multiprocessors, and memory bandwidth.
+"""
 
 
 def peak_flops(gpu: Gpu, numbers: Numbers) -> float:
-    """Dense peak of matrix products, FLOP/s.
+    """Return the dense peak of matrix products, FLOP/s.
 
     Raises:
         InputError: fp8 on a GPU that has none.
@@ -46,10 +48,10 @@ def peak_flops(gpu: Gpu, numbers: Numbers) -> float:
 
 
 def matmul_seconds(gpu: Gpu, m: float, k: float, n: float, numbers: Numbers = "half") -> float:
-    """Time of a matrix product, its result in 16 bits (fp32 from fp32).
+    """Return the seconds of a matrix product, its result in 16 bits (fp32 from fp32).
 
-    The last wave of tiles leaves half of the multiprocessors idle on average. If it takes longer, the time is that of
-    the operands' way through memory.
+    The last wave of tiles leaves half of the multiprocessors idle on average. If reading and writing the matrices takes
+    longer, the time is that.
     """
     tiles = m * n / TILE
     full = tiles / (tiles + gpu.multiprocessors / 2) * k / (k + DEPTH)
@@ -60,26 +62,26 @@ def matmul_seconds(gpu: Gpu, m: float, k: float, n: float, numbers: Numbers = "h
 
 
 def attention_seconds(gpu: Gpu, flops: float) -> float:
-    """Time of fused (flash) attention; only scores that the causal mask leaves count."""
+    """Return the seconds of fused (flash) attention; only scores that the causal mask leaves count."""
     return flops / (peak_flops(gpu, "half") * gpu.speed.attention) + LAUNCH
 
 
 def memory_seconds(gpu: Gpu, size: float) -> float:
-    """Time to read and write `size` bytes of device memory."""
+    """Return the seconds to read and write `size` bytes of device memory."""
     return size / (gpu.memory_bandwidth * gpu.speed.memory)
 
 
 def gather_seconds(gpu: Gpu, size: float, members: int, stride: int) -> float:
-    """Time of an all-gather to `size` bytes, or of a reduce-scatter of as many; an all-reduce is both.
+    """Return the seconds of an all-gather to `size` bytes, or of a reduce-scatter of as many; an all-reduce is both.
 
-    Rings: over NVLink inside a node and, at the same time, between nodes over the network cards of all members that
-    share one.
+    Data goes round rings over NVLink inside a node and, at the same time, between nodes over the network cards of all
+    members that share a node.
 
     Args:
-        gpu: of which `link_domain` make a node.
+        gpu: GPU of which `link_domain` make a node.
         size: bytes of the whole array.
         members: devices of a group.
-        stride: from one member to the next, in devices.
+        stride: distance from one member to the next, in devices.
     """
     if members == 1:
         return 0.0
@@ -91,7 +93,10 @@ def gather_seconds(gpu: Gpu, size: float, members: int, stride: int) -> float:
 
 
 def send_seconds(gpu: Gpu, size: float, members: int, stride: int) -> float:
-    """Time until every member of a ring has handed `size` bytes to the next one; arguments as in `gather_seconds`."""
+    """Return the seconds until every member of a ring has handed `size` bytes to the next.
+
+    Arguments are those of `gather_seconds`.
+    """
     if members == 1:
         return 0.0
     if _in_a_node(gpu, members, stride) == members:
@@ -104,12 +109,12 @@ def _in_a_node(gpu: Gpu, members: int, stride: int) -> int:
 
 
 def beside(communication: float, computation: float, exposed: float = 0.0) -> float:
-    """Return what communication adds to the time of a computation that it runs beside.
+    """Return the seconds that communication adds to a computation that it runs beside.
 
     Args:
-        communication: seconds it takes.
-        computation: seconds of what it can hide behind.
-        exposed: seconds of it that nothing can hide.
+        communication: seconds of the communication.
+        computation: seconds of the computation that can hide it.
+        exposed: seconds of the communication that nothing can hide.
     """
     waits = min(communication, max(exposed, communication - computation))
     return waits + DISTURBANCE * (communication - waits)
@@ -117,7 +122,7 @@ def beside(communication: float, computation: float, exposed: float = 0.0) -> fl
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds of a device by what they go into, communication as far as it is exposed; and FLOPs."""
+    """Seconds of a device by what they are spent on, and FLOPs; communication counts as far as it is exposed."""
 
     matmul: float = 0.0
     attention: float = 0.0
@@ -128,7 +133,7 @@ class Work:
     expert: float = 0.0
     pipe: float = 0.0
     flops: float = 0.0
-    """That run, recomputed ones included, masked scores of fused attention not."""
+    """FLOPs that run, with recomputed ones and without masked scores of fused attention."""
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
@@ -138,12 +143,12 @@ class Work:
 
     @property
     def computing(self) -> float:
-        """Seconds without communication."""
+        """Return the seconds without communication."""
         return self.matmul + self.attention + self.memory
 
     @property
     def seconds(self) -> float:
-        """Seconds of all of it."""
+        """Return the seconds of all work."""
         return self.computing + self.tensor + self.context + self.fsdp + self.expert + self.pipe
 
 

@@ -1,11 +1,11 @@
-"""Everything the planner knows about one layout: the memory that a run needs and how fast it will be, in closed form.
+"""The plan of one layout: the memory that a run needs and how fast it will be, in closed form.
 
     planned = plan(config, gpu="h100", gpus=128)
     print(planned)                     # a table
     planned.fits, planned.time.seconds, planned.as_dict()
 
-Nothing is compiled, no device is needed. Megatron-LM's accounting of the same layout, which is what published figures
-measure, is `like="megatron"`.
+Nothing is compiled, no device is needed. `like="megatron"` is Megatron-LM's accounting of the same layout, which
+published figures measure.
 """
 
 from __future__ import annotations
@@ -32,79 +32,81 @@ from megajax.planning.traffic import Sent, traffic_by_axis
 Like = Literal["megajax", "megatron"]
 CONVENTIONS: tuple[AttentionConvention, ...] = ("full", "causal")
 TOKENS = 300e9
-"""Token budget unless another is given: that of GPT-3 (2005.14165)."""
+"""Default of the token budget, which is that of GPT-3 (2005.14165)."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One layout on one kind of GPU."""
+    """Plan of one layout on one kind of GPU."""
 
     config: Config
-    """With the mesh in `parallel` and a padded vocabulary."""
+    """Configuration with the mesh in `parallel` and a padded vocabulary."""
     mesh: Mapping[str, int]
-    """Devices along every axis."""
+    """Number of devices along every axis."""
     gpu: Gpu
     gpus: int
     like: Like
-    """Whose memory and step time."""
+    """Program whose memory and step time are planned."""
     parameters: int
-    """Of the model, without the vocabulary's padding."""
+    """Number of parameters of the model, without the vocabulary's padding."""
     stages: Mapping[str, StageMemory]
-    """Memory of a device of the "first", "middle" and "last" pipeline stage; of one without stages, all the same."""
+    """Memory of a device of the "first", "middle" and "last" pipeline stage; without stages they are the same."""
     limit: float
     """Bytes that arrays can have on a GPU."""
     logits: int
     """Bytes of the fp32 logits of a micro batch on a device, were they held all at once."""
     time: StepTime
     communication: Mapping[str, Sent]
-    """By mesh axis; axes of a single device are left out."""
+    """Communication by mesh axis; axes of a single device are left out."""
     flops: Mapping[AttentionConvention, Flops]
-    """Of a step on all devices, by attention convention."""
+    """FLOPs of a step on all devices, by attention convention."""
     hardware_flops: Mapping[AttentionConvention, int] | None
-    """The same with recomputation; None = recomputation by name, for which the papers have no formula."""
+    """FLOPs of a step with recomputation; None = recomputation by name, for which the papers have no formula."""
     bubble: float
     """Time that pipeline stages wait over the time that they compute."""
     tokens: float
-    """Budget of the whole run."""
+    """Token budget of the whole run."""
 
     @property
     def need(self) -> float:
-        """Bytes of the fullest device."""
+        """Return the bytes of the fullest device."""
         return self.stages[self.fullest].total
 
     @property
     def fullest(self) -> str:
-        """Key of `stages`."""
+        """Return the key of the fullest device in `stages`."""
         return max(self.stages, key=lambda name: self.stages[name].total)
 
     @property
     def fits(self) -> bool:
-        """True if every device has enough memory."""
+        """Tell whether every device has enough memory."""
         return self.need <= self.limit
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second on all devices together."""
+        """Return the tokens per second on all devices together."""
         return self.time.tokens_per_second
 
     @property
     def days(self) -> float:
-        """Days that the token budget takes without a break."""
+        """Return the days that the token budget takes without a break."""
         return self.time.days(self.tokens)
 
     @property
     def gpu_hours(self) -> float:
-        """GPU-hours that the token budget takes."""
+        """Return the GPU-hours that the token budget takes."""
         return self.time.gpu_hours(self.tokens)
 
     @property
     def load(self) -> Load | None:
-        """The load that the experts of a mixture are planned with; None = no mixture."""
+        """Return the load that the experts of a mixture are planned with; None = no mixture."""
         return Device(self.config, self.mesh).load
 
     @property
     def uncounted(self) -> str | None:
-        """Work of the step that memory, time and communication leave out, in words; None = nothing of weight."""
+        """Return in words the work of the step that memory, time and communication leave out; None = nothing of
+        weight.
+        """
         if self.config.optim.name != "muon" or self.like == "megatron":
             return None
         return (
@@ -114,7 +116,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """Say whether it fits."""
+        """Return in words whether the layout fits."""
         spare = (self.limit - self.need) / GIB
         given = memory_variable() if self.like == "megajax" else None
         why = f", as {given} is {memory_fraction():g}" if given else ""
@@ -126,7 +128,9 @@ class Plan:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, by the stable keys that `planning.schema.SCHEMA` documents; sizes in bytes, times in seconds."""
+        """Return the plan with the stable keys that `planning.schema.SCHEMA` documents; sizes in bytes, times in
+        seconds.
+        """
         parallel, train, time = self.config.parallel, self.config.train, self.time
         return {
             "gpu": {"name": self.gpu.name, "memory_bytes": self.gpu.memory_bytes},
@@ -177,7 +181,7 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        """A table of memory, time, communication and cost."""
+        """Return tables of memory, time, communication and cost."""
         parts = (self._title(), self._memory(), self._step(), self._communication(), self._cost())
         notes = [f"experts: {self.load}"] if self.load else []
         return "\n\n".join((*parts, *notes, *([f"not planned: {self.uncounted}"] if self.uncounted else [])))
@@ -233,7 +237,7 @@ class Plan:
 
 
 def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Cells below one another: right-aligned, but for those at the positions `left`."""
+    """Format cells below one another, right-aligned except at the positions `left`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligns = ["<" if i in left else ">" for i in range(len(widths))]
     lines = ([f"{cell:{a}{w}}" for cell, a, w in zip(row, aligns, widths, strict=True)] for row in rows)
@@ -246,11 +250,12 @@ def plan(
     """Plan a layout.
 
     Args:
-        config: with a known vocabulary, of the model or the tokenizer.
+        config: configuration with a known vocabulary, of the model or the tokenizer.
         gpu: name in `costs.hardware.GPUS`, or one of your own.
-        gpus: how many; unset, those of one replica times `parallel.data`.
-        like: whose memory and time: this repository's, or Megatron-LM's, which most published figures measure.
-        tokens: budget of the whole run.
+        gpus: number of GPUs; unset, those of one replica times `parallel.data`.
+        like: program whose memory and time are planned: this repository, or Megatron-LM, which most published figures
+            measure.
+        tokens: token budget of the whole run.
 
     Raises:
         InputError: unknown GPU, a kind of model that Megatron-LM's accounting lacks, or mesh, batch and model do not
@@ -287,7 +292,7 @@ def plan(
 
 
 def on_gpus(config: Config, gpus: int | None = None) -> tuple[Config, dict[str, int]]:
-    """The configuration with its mesh and padded vocabulary written out, checked, and the mesh."""
+    """Return the configuration, checked, with its mesh and padded vocabulary written out, and the mesh."""
     parallel = config.parallel
     if gpus is None:
         gpus = math.prod(size for axis in AXES if (size := getattr(parallel, axis)) != "auto")
@@ -301,7 +306,7 @@ def on_gpus(config: Config, gpus: int | None = None) -> tuple[Config, dict[str, 
 
 
 def with_vocabulary(config: Config) -> Config:
-    """Give the model its tokenizer's vocabulary, be the tokenizer yet to be trained, padded as in training."""
+    """Give the model its tokenizer's vocabulary, padded as in training, even if the tokenizer is yet to be trained."""
     model, tokenizer, parallel = config.model, config.tokenizer, config.parallel
     size = model.vocab_size
     if size is None and tokenizer.type == "sentencepiece" and tokenizer.model is None:

@@ -1,11 +1,11 @@
-"""How long a training step takes: matrix products, memory traffic and communication over the peaks of the GPU.
+"""Time of a training step: matrix products, memory traffic and communication over the peaks of the GPU.
 
 Every microbatch goes through the layers of each stage; while the pipeline fills and drains, stages wait. Once a step,
 gradients and weights cross `data` and the optimizer runs. Communication that runs beside computation counts as far as
-it takes longer, and by what it slows the computation down.
+it takes longer, and for the time by which it slows the computation down.
 
-Measured against published step times in tests/planning/test_step_time.py. Not in it: reading data, evaluation,
-checkpoints, slow devices among many, congestion of a network that others use.
+Predictions are compared with published step times in tests/planning/test_step_time.py. They do not include reading
+data, evaluation, checkpoints, slow devices among many, and congestion of a network that others use.
 
 Letters: P stages, v chunks per stage, M microbatches, L layers.
 """
@@ -37,7 +37,7 @@ from megajax.planning.operations import (
 )
 
 STEP = 5e-3
-"""Seconds a step that nothing hides: start of the program, norm of all gradients, metrics."""
+"""Seconds of a step that nothing hides: start of the program, norm of all gradients, metrics."""
 LABELS = {
     "matmul": "matrix products",
     "attention": "attention",
@@ -56,72 +56,72 @@ LABELS = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step; `parts` add up to them, communication as far as nothing hides it."""
+    """Predicted time of one step. `parts` add up to it; communication counts as far as nothing hides it."""
 
     parts: Mapping[str, float]
-    """By the keys of LABELS."""
+    """Seconds by the keys of LABELS."""
     model: ModelConfig
     batch: int
     """Samples of a step."""
     sequence: int
-    """Tokens of a sample (t5: that the encoder sees)."""
+    """Tokens of a sample (t5: those that the encoder sees)."""
     decoder_sequence: int
-    """t5: tokens of a sample that the decoder sees; else 0."""
+    """Tokens of a sample that the decoder of t5 sees; else 0."""
     devices: int
     peak: float
-    """FLOP/s of one device, in the numbers of the blocks' matrix products."""
+    """Peak FLOP/s of one device, in the numeric format of the blocks' matrix products."""
     executed_flops: float
-    """Of a step on all devices: recomputed ones included, masked scores of fused attention not."""
+    """FLOPs of a step on all devices, with recomputed ones and without masked scores of fused attention."""
     compiled_flops: float
-    """The same of one device's program, the slots in which a pipeline fills and drains included."""
+    """FLOPs of a step in one device's program, with the slots in which a pipeline fills and drains."""
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step."""
+        """Return the seconds of a step."""
         return sum(self.parts.values())
 
     @property
     def tokens_per_second(self) -> float:
-        """On all devices together."""
+        """Return the tokens per second on all devices together."""
         return self.batch * (self.sequence + self.decoder_sequence) / self.seconds
 
     def tflops(self, attention: AttentionConvention) -> float:
-        """Model TFLOP/s of one device."""
+        """Return the model TFLOP/s of one device."""
         flops = count_flops(self.model, self.batch, self.sequence, attention, self.decoder_sequence).model
         return flops / self.devices / self.seconds / 1e12
 
     def mfu(self, attention: AttentionConvention) -> float:
-        """Model FLOPs over what the devices could do at their peak."""
+        """Return the model FLOPs over those that the devices could do at their peak."""
         return self.tflops(attention) * 1e12 / self.peak
 
     @property
     def hfu(self) -> float:
-        """FLOPs that run over what the devices could do at their peak."""
+        """Return the executed FLOPs over those that the devices could do at their peak."""
         return self.executed_flops / self.devices / self.seconds / self.peak
 
     def days(self, tokens: float) -> float:
-        """Days to train on so many tokens without a break."""
+        """Return the days to train on `tokens` tokens without a break."""
         return tokens / self.tokens_per_second / 86_400
 
     def gpu_hours(self, tokens: float) -> float:
-        """Hours of all devices together to train on so many tokens."""
+        """Return the hours of all devices together to train on `tokens` tokens."""
         return 24 * self.days(tokens) * self.devices
 
     @property
     def limit(self) -> str:
-        """Name the part that takes longest and the next one: "matrix products 71 %, pipeline bubble 9 %"."""
+        """Return the part that takes longest and the next one: "matrix products 71 %, pipeline bubble 9 %"."""
         longest = sorted(self.parts.items(), key=lambda part: -part[1])[:2]
         return ", ".join(f"{LABELS[name]} {seconds / self.seconds:.0%}".replace("%", " %") for name, seconds in longest)
 
 
 def step_time(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer = MEGAJAX) -> StepTime:
-    """Predict a step.
+    """Predict the time of a step.
 
     Args:
-        config: with a known vocabulary; its layout is that of the mesh.
+        config: configuration with a known vocabulary, whose layout is that of the mesh.
         mesh: size of every axis.
-        gpu: which one, and so how many share a node.
-        trainer: which program.
+        gpu: GPU, which also says how many share a node.
+        trainer: training program.
 
     Raises:
         InputError: the attention kernel that is asked for cannot run, or the GPU lacks the numbers.
@@ -157,7 +157,9 @@ def cuts_of(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer)
 
 
 def _microbatch(device: Device, cuts: Sequence[Cut]) -> tuple[Work, Work]:
-    """Forward and backward of a microbatch on the busiest stage, and on one without embedding and head."""
+    """Return the work of a microbatch, forward and backward, on the busiest stage and on one without embedding and
+    head.
+    """
     cut, before = cuts[-1], zip(device.stacks, cuts[:-1], strict=False)
     stages, chunks, stride = device.mesh["pipe"], device.config.parallel.chunks, device.stride("pipe")
     layers = device.layers
@@ -190,7 +192,10 @@ def weights_in_step(device: Device, trainer: Trainer) -> float:
 
 
 def _over_data(device: Device, cut: Cut, microbatch: Work) -> float:
-    """Exposed seconds of reducing gradients, and of gathering under ZeRO-1 weights, else gradients, over `data`."""
+    """Return the exposed seconds of communication over `data`.
+
+    Gradients are reduced; then weights are gathered under ZeRO-1, and gradients otherwise.
+    """
     trainer, mesh, parallel = cut.trainer, device.mesh, device.config.parallel
     replicas, stride = mesh["data"], device.stride("data")
     if not trainer.scans_layers:  # context shards are replicas too, and the nearest ones
@@ -209,7 +214,10 @@ def _over_data(device: Device, cut: Cut, microbatch: Work) -> float:
 
 
 def _optimizer(device: Device, cut: Cut) -> float:
-    """Norm, update and cast: fp32 gradient twice, weight in and out, moments in and out, weight again, copy."""
+    """Return the seconds of the optimizer.
+
+    Norm, update and cast pass the fp32 gradient twice, weight in and out, moments in and out, weight again, and copy.
+    """
     at_rest = weights_in_step(device, cut.trainer) / (device.mesh["data"] if device.config.parallel.zero else 1)
     copy = 0 if cut.numbers == "fp32" else 4 + WIDTH[cut.numbers]
     traffic = 2 * 4 + 2 * 4 * (1 + MOMENTS[device.config.optim.name]) + copy

@@ -1,7 +1,7 @@
 """Keys of the JSON that `python -m megajax.plan --json FILE` writes, as a JSON Schema.
 
-The keys stay what they are: new ones may be added, none is renamed, and none changes its meaning or unit. Keys in
-`bytes`, `_bytes` are bytes, in `seconds` seconds; of one GPU unless the description says otherwise.
+The keys stay what they are: new ones may be added, none is renamed, and none changes its meaning or unit. Values whose
+keys end in `bytes` are bytes, in `seconds` seconds; they are those of one GPU unless the description says otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Schema = dict[str, Any]
 
 
 def _keys(description: str, /, **keys: Schema) -> Schema:
-    """An object that has all of these keys."""
+    """Return the schema of an object that has all of these keys."""
     return {
         "description": description,
         "type": "object",
@@ -168,4 +168,4 @@ SCHEMA: Schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _
     ),
     compiled=_or_null(_COMPILED),
 )
-"""Of the whole file."""
+"""JSON Schema of the whole file."""

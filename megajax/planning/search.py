@@ -1,4 +1,5 @@
-"""The fastest layout of a model on so many GPUs: every legal one, pruned by memory, ranked by predicted step time.
+"""The search for the fastest layout on a number of GPUs: every legal one, pruned by memory, ranked by predicted step
+time.
 
     ranking = search_layouts(config, gpu_named("h100"), 1024)
     ranking[0].config.parallel, ranking[0].time.seconds     # the best
@@ -7,9 +8,9 @@
 A layout is a mesh, chunks per stage and ZeRO; each comes with the micro batch and the recomputation that make it
 fastest among those that fit. Nothing is compiled, no device is needed.
 
-`smallest_remedy` stays near a plan that does not fit: it looks for the fewest keys to change, and among those for the
-fastest step. On the same GPUs a change is a smaller micro batch, more recomputation, ZeRO-1, more chunks per stage, or
-a factor moved from one mesh axis to another; where none of these fit, it is more GPUs as well.
+`smallest_remedy` stays near a plan that does not fit: it looks for the fewest keys to change, and among such changes
+for the fastest step. On the same GPUs a change is a smaller micro batch, more recomputation, ZeRO-1, more chunks per
+stage, or a factor moved from one mesh axis to another; where none of these fit, it is more GPUs as well.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout and how it fared."""
+    """Layout of a search with its memory, time and verdict."""
 
     config: Config
     mesh: Mapping[str, int]
     memory: float
     """Bytes needed on the fullest device."""
     time: StepTime | None
-    """None = does not fit."""
+    """Predicted time of a step; None = the layout does not fit."""
     verdict: str
-    """Why it won or lost."""
+    """Reason why the layout won or lost."""
 
 
 def search_layouts(config: Config, gpu: Gpu, gpus: int, tensor_across_nodes: bool = False) -> list[Candidate]:
     """Rank every legal layout of `gpus` GPUs, the fastest first; those that do not fit come last, the smallest first.
 
     Args:
-        config: the model (with a known vocabulary), data and batch; its own layout, micro batch and recomputation are
-            ignored.
-        gpu: which one.
-        gpus: how many.
-        tensor_across_nodes: also try tensor parallelism over the network, which is hardly ever faster.
+        config: configuration with model (its vocabulary known), data and batch; its own layout, micro batch and
+            recomputation are ignored.
+        gpu: type of GPU.
+        gpus: number of GPUs.
+        tensor_across_nodes: try tensor parallelism over the network too, which is hardly ever faster.
 
     Raises:
         InputError: no layout divides model and batch.
@@ -97,7 +98,7 @@ def _layout(config: Config) -> tuple[int, int]:
 
 
 def _best_variant(layouts: list[Config], mesh: Mapping[str, int], gpu: Gpu) -> Candidate:
-    """Find the fastest of one layout's micro batches and recomputations that fits, or if none does the smallest."""
+    """Return the fastest of one layout's micro batches and recomputations that fits, or the smallest if none does."""
     tried: list[Candidate] = []
     for layout in layouts:
         selective = _candidate(layout, "selective", mesh, gpu)
@@ -138,18 +139,18 @@ def _verdict(candidate: Candidate, fastest: StepTime | None, gpu: Gpu) -> str:
 
 MOST_CHANGES = 3
 SMALLEST_STATE = 8
-"""Bytes of a parameter and its optimizer state that no layout can do without."""
+"""Bytes of a parameter and its optimizer state that every layout needs."""
 MOVES = (2, 4, 8)
-"""Factors that move from one mesh axis to another."""
+"""Factors that may move from one mesh axis to another."""
 Values = Mapping[str, Any]
-"""Configuration keys, or mesh axes, and what to set them to."""
+"""Configuration keys, or mesh axes -> the values to set them to."""
 
 
 def smallest_remedy(failed: Plan) -> tuple[str, Plan] | None:
-    """Find the change, as words of a command line, and the plan that fits with it; None = nothing near does.
+    """Return the smallest change, as words of a command line, and the plan that fits with it; None = nothing near does.
 
     Args:
-        failed: does not fit.
+        failed: plan that does not fit.
     """
     for more in (1, 2, 4, 8, 16, 32, 64):
         if SMALLEST_STATE * failed.parameters > more * failed.gpus * failed.limit:
@@ -164,7 +165,7 @@ def smallest_remedy(failed: Plan) -> tuple[str, Plan] | None:
 
 
 def _changed(failed: Plan, more: int, count: int) -> Iterator[tuple[Values, Plan]]:
-    """Yield plans with `more` times the GPUs and so many of the options taken, but for those that are not legal."""
+    """Yield the legal plans with `more` times the GPUs and `count` of the options taken, with their changes."""
     mesh = {**failed.mesh, "data": failed.mesh["data"] * more}
     for options in combinations(_options(failed, mesh), count):
         for choice in product(*options):
@@ -196,7 +197,7 @@ def _options(failed: Plan, mesh: Values) -> list[list[Values]]:
 
 
 def _moves(mesh: Values, widest: int, more: tuple[str, ...]) -> Iterator[Values]:
-    """Yield meshes as large with a factor moved from one axis to another, tensor parallelism inside a node."""
+    """Yield meshes of the same size with a factor moved from one axis to another, tensor parallelism inside a node."""
     for (source, target), factor in product(product(AXES, ("fsdp", "tensor", "pipe", "context", *more)), MOVES):
         if source != target and mesh[source] % factor == 0:
             sizes = {source: mesh[source] // factor, target: mesh[target] * factor}

@@ -2,9 +2,9 @@
 
 `planning.collectives` reads the same from a compiled program.
 
-Counted as there: bytes of whole tensors, the result of an all-gather, the operand of a reduce-scatter, an all-reduce
-once, as every device takes part in them. A pipeline's devices compute and send in the ticks in which it fills and
-drains as well, if all of them run one program.
+Bytes are counted as there, namely those of whole tensors in which every device takes part: the result of an all-gather,
+the operand of a reduce-scatter, and an all-reduce once. A pipeline's devices compute and send in the ticks in which it
+fills and drains as well, if all of them run one program.
 
 Letters: T tokens of a micro batch on a device, D embed; P stages, v chunks per stage, M microbatches, L layers.
 """
@@ -32,31 +32,31 @@ class Sent:
     places: Mapping[Place, float]
     """Bytes of whole tensors by the loop that sends them."""
     seconds: float
-    """Seconds of it that no work hides."""
+    """Seconds of the communication that no work hides."""
     wire: Literal["NVLink", "network"]
-    """The slowest wire that a group of devices needs."""
+    """Slowest wire that a group of devices needs."""
 
     @property
     def bytes(self) -> float:
-        """Size of the whole tensors, in all loops."""
+        """Return the size of the whole tensors, in all loops."""
         return sum(self.places.values())
 
 
 Sizes = Mapping[tuple[str, Place], float]
-"""Bytes over every mesh axis in every loop; what is not there is not sent."""
+"""Bytes over every mesh axis in every loop; pairs that are missing send nothing."""
 
 
 def traffic_by_axis(
     config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer, time: StepTime
 ) -> dict[str, Sent]:
-    """Communication over every mesh axis that has more than one device.
+    """Return the communication over every mesh axis that has more than one device.
 
     Args:
-        config: with a known vocabulary.
+        config: configuration with a known vocabulary.
         mesh: size of every axis.
-        gpu: of which `link_domain` share NVLink.
-        trainer: which program.
-        time: of its step.
+        gpu: GPU of which `link_domain` share NVLink.
+        trainer: training program.
+        time: time of its step.
     """
     device = Device(config, mesh)
     sizes = _sizes(device, cuts_of(config, mesh, gpu, trainer))
@@ -96,7 +96,7 @@ def _sizes(device: Device, cuts: Sequence[Cut]) -> Sizes:
 
 
 def _total(parts: Iterable[tuple[float, Sizes]]) -> Sizes:
-    """Add up sizes, each so many times."""
+    """Add up sizes, each multiplied by its number of times."""
     total: defaultdict[tuple[str, Place], float] = defaultdict(float)
     for times, sizes in parts:
         for where, size in sizes.items():
@@ -138,11 +138,13 @@ def _of_layer(cut: Cut) -> Sizes:
 
 
 def _borders(cut: Cut) -> tuple[float, float]:
-    """Gathers and scatters of the residual stream around a layer's products; all-reduces without sequence parallelism.
+    """Return the bytes of gathers and scatters of the residual stream around a layer's products.
 
-    What enters is gathered forward and, for the gradient of the weights, backward, where its own gradient is scattered;
-    what leaves is scattered forward and its gradient gathered. Around whole heads no activation is summed. What the
-    encoder made is gathered once for all layers (see `_of_microbatch`).
+    Without sequence parallelism they are all-reduces.
+
+    The input of a product is gathered forward and, for the gradient of the weights, backward, where its own gradient is
+    scattered; an output is scattered forward and its gradient gathered. Around whole heads no activation is summed. The
+    encoder's output is gathered once for all layers (see `_of_microbatch`).
 
     Returns:
         Bytes forward and backward.
@@ -188,9 +190,9 @@ def _of_microbatch(device: Device, cuts: Sequence[Cut]) -> Sizes:
 
 
 def _of_sums(device: Device, cut: Cut) -> tuple[float, Sizes]:
-    """Count the bytes of gradients of embedding and head that are only summed, and say how many times they are.
+    """Return how often a step sums gradients of embedding and head that are only summed, and their bytes.
 
-    On a single stage these sums, added to those of the step as they are, are summed once a step.
+    On a single stage these gradients add up over the microbatches and are summed once a step.
     """
     model, mesh, single, scans = device.config.model, device.mesh, device.mesh["pipe"] == 1, cut.trainer.scans_layers
     table, positions = _tables(device, cut)
@@ -206,7 +208,7 @@ def _of_sums(device: Device, cut: Cut) -> tuple[float, Sizes]:
 
 
 def _tables(device: Device, cut: Cut) -> tuple[float, float]:
-    """Numbers of the word embedding and of the places' that a device computes with."""
+    """Return how many numbers of the word and of the position embedding a device computes with."""
     model = device.config.model
     words = model.padded_vocab_size / (cut.tensor * (device.mesh["pipe"] if cut.trainer.shares_vocabulary else 1))
     places = model.position_rows if model.positions == "learned" else 0
