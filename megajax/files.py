@@ -22,8 +22,8 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
     Args:
         path: the name that the file gets.
-        durable: wait until the file is on the disk, so that it outlives a power failure the next moment. Without it the
-            older file may come back then.
+        durable: true to wait until the file is on the disk, so that it outlives a power failure the next moment.
+            Without it the older file may come back then.
     """
     temporary = path
     try:
@@ -65,7 +65,7 @@ def held_alone(path: Path, busy: Exception) -> Iterator[None]:
     """Hold the lock file `path`; the system releases it when this process ends, however it ends.
 
     Raises:
-        OSError: it cannot be written, or the file system has no locks.
+        OSError: the file cannot be written, or the file system has no locks.
         Exception: `busy`, where another process holds it.
     """
     with path.open("w") as file:
@@ -100,7 +100,7 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file that a user asked for.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the file cannot be written.
     """
     try:
         with atomic_write(path) as file:

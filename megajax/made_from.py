@@ -116,7 +116,7 @@ class MadeFrom:
 
 
 def sources_in(record: Path) -> list[str] | None:
-    """List the paths of the sources that a record names; None if there is no record."""
+    """List the paths of the sources that a record names, or return None if there is no record."""
     recorded = _read(record)
     return recorded and [source["path"] for source in recorded[0]]
 

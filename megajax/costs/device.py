@@ -41,7 +41,7 @@ class Device:
 
     @classmethod
     def of(cls, config: Config) -> Device:
-        """Return a device of the mesh that the configuration itself gives, in numbers."""
+        """Return a device of the mesh that the configuration gives, whose sizes have to be numbers."""
         return cls(config, config.parallel.sizes)
 
     @property
@@ -114,7 +114,7 @@ class Device:
 
     @property
     def load(self) -> Load | None:
-        """Return the work of each expert for a microbatch; None = the model is no mixture."""
+        """Return the work of each expert for a microbatch, or None if the model is no mixture."""
         if not self.config.model.experts:
             return None
         return expert_load(self.config.model, self.tokens(self.stacks[-1].sequence) * self.mesh["expert"])

@@ -29,13 +29,13 @@ class Flops:
     """FLOPs of the forward pass, by part (all layers together)."""
 
     projections: int
-    """Query, key, value and output projections."""
+    """FLOPs of query, key, value and output projections."""
     core: int
-    """Attention scores and weighted sum of the values."""
+    """FLOPs of attention scores and the weighted sum of the values."""
     mlp: int
-    """Two (gated: three) matrices of the MLP; in a mixture, those of the experts that a token uses."""
+    """FLOPs of the two (gated: three) matrices of the MLP; in a mixture, of those of the experts that a token uses."""
     logits: int
-    """Output matrix (bert: and the transform before it)."""
+    """FLOPs of the output matrix (bert: and of the transform before it)."""
 
     @property
     def forward(self) -> int:

@@ -4,10 +4,10 @@ The launcher sets them (`python -m launch.env` prints them), the planner counts 
 and a step for GPUs that are not there (`megajax.planning.deviceless`) is compiled with them: all three agree.
 Settings that the user has made in the environment win with all three.
 
-XLA ends every program that names a flag it does not know, so a test starts JAX with all of them. Nothing is here
-because it once helped: no entry without a reason that holds for the JAX of today.
+XLA ends every program that names a flag it does not know, so a test starts JAX with all of them. Every entry has a
+reason that holds for the JAX of today; that a setting once helped is none.
 
-Not here, on purpose:
+Left out on purpose:
 - JAX_OPTIMIZATION_LEVEL=O1 and xla_gpu_enable_pipelined_all_gather, which NVIDIA recommends: they gather the weights of
   the next layer early, and keep them. Compiled for H100s, a step of LLaMA-2 7B with fsdp 8 has 32 GiB of temporary
   buffers with either, 19 without. Try them where there is room.
@@ -64,7 +64,9 @@ TABLE = (
 
 
 def gpu_type(description: str) -> str | None:
-    """Find the type of a GPU in a name such as "NVIDIA H100 80GB HBM3" or "A100-80GB"; None if the table lacks it."""
+    """Return the type of a GPU in a name such as "NVIDIA H100 80GB HBM3" or "A100-80GB", or None if the table
+    lacks it.
+    """
     return next((gpu for gpu in TYPES if re.search(rf"\b{gpu}\b", description.lower())), None)
 
 
@@ -90,7 +92,7 @@ def compiler_options(gpu: str | None, environment: Mapping[str, str] = os.enviro
 
 
 def settings_warning(gpu: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Say which settings a program on such a GPU was started without; None if it has all of them.
+    """Say which settings a program on such a GPU was started without, or return None if it has all of them.
 
     Args:
         gpu: name of the device, as JAX has it.

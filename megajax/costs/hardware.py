@@ -148,7 +148,7 @@ GPUS = (
 
 
 def find_gpu(device_kind: str) -> Gpu | None:
-    """Find the row for a `jax.Device.device_kind` such as "NVIDIA H100 80GB HBM3"; None if there is none."""
+    """Return the row for a `jax.Device.device_kind` such as "NVIDIA H100 80GB HBM3", or None if there is none."""
     return next((gpu for gpu in GPUS if re.search(gpu.kind, device_kind)), None)
 
 
@@ -188,10 +188,10 @@ def table_peak(device_kind: str, precision: str) -> Peak:
 
 
 def memory_fraction(environment: Mapping[str, str] = os.environ) -> float:
-    """Return the share of a GPU's memory that JAX takes: what the user has set, or else MEMORY_FRACTION.
+    """Return the share of a GPU's memory that JAX takes: the one that the user has set, or else MEMORY_FRACTION.
 
     Raises:
-        InputError: what is set is no number above 0.
+        InputError: the value set is no number above 0.
     """
     name = memory_variable(environment)
     if name is None:
@@ -209,5 +209,5 @@ def memory_fraction(environment: Mapping[str, str] = os.environ) -> float:
 
 
 def memory_variable(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Name the variable with which the user has set `memory_fraction`; None if no variable is set."""
+    """Return the name of the variable with which the user has set `memory_fraction`, or None if no variable is set."""
     return next((name for name in (MEMORY, OTHER_NAMES[MEMORY]) if environment.get(name)), None)

@@ -139,7 +139,7 @@ def begin(
     """Read the prompts into a new generation.
 
     Args:
-        model: weights in the dtype of the computation, placed as `layout` has them.
+        model: weights in the dtype of the computation, sharded by `layout`.
         prompts: [B, P] ids, padded at the right.
         lengths: [B] real tokens of each prompt, at least 1.
         seed: seed of the sampling; row i draws from (seed, i, position) whatever the other rows are.
@@ -147,7 +147,7 @@ def begin(
         rows: [B] numbers of the rows, where they are not 0, 1, ...
         layout: layout on a mesh; B is a multiple of its replicas.
         score_prompts: work out the log-probabilities of the prompts' own tokens (no encoder).
-        first_token: token that a decoder beside an encoder begins with.
+        first_token: token that the decoder of an encoder-decoder model begins with.
     """
     batch = len(prompts)
     rows = jnp.arange(batch) if rows is None else rows

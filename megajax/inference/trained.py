@@ -70,7 +70,7 @@ class TrainedModel:
     suffix: tuple[int, ...] = ()
     """Tokens that texts for an encoder ended with in training: an end token, or none."""
     first_token: int = 0
-    """Token that a decoder beside an encoder begins with."""
+    """Token that the decoder of an encoder-decoder model begins with."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text as they were in training; a beginning-of-sequence token that it spells out is not
@@ -84,7 +84,7 @@ class TrainedModel:
         """Encode a prompt in which names of special tokens stand for these; a beginning is not doubled.
 
         Raises:
-            InputError: it is no text.
+            InputError: the prompt is no text.
         """
         check_text(text, "the prompt")
         ids = self.tokenizer.encode_marked(text)

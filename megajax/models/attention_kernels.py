@@ -104,7 +104,7 @@ def require(kernel: str, needs: frozenset[Need], can: frozenset[Need]) -> None:
     """Refuse a call that a kernel could only answer by leaving something out.
 
     Raises:
-        ValueError: names the kernel and what it cannot do.
+        ValueError: the kernel would have to; the message names it and what it cannot do.
     """
     if text := lacking(needs, can):
         raise ValueError(f"{kernel} attention was handed what it cannot do: {text}")

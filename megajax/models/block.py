@@ -170,9 +170,9 @@ def run_blocks(
     """Run stacked blocks one after the other in a scan, so that compile time does not grow with depth.
 
     Args:
-        blocks: stacked, leading dimension L.
+        blocks: stacked blocks with a leading dimension L.
         x: [B, S, D] residual stream.
-        context: see `Context`; its keys are those of the samples.
+        context: context of the pass, whose keys are those of the samples.
         remat: wraps the layer function with the rematerialisation policy.
         first_layer: number of blocks' first layer in the model (a pipeline stage starts further up).
 

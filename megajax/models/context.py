@@ -40,7 +40,7 @@ class Context(NamedTuple):
     bias: Bias | None = None
     """Attention bias of all blocks."""
     memory: tuple[jax.Array, jax.Array | None] | None = None
-    """Encoder output [B, S, D] and its segments [B, S], which the blocks of a decoder look at."""
+    """Encoder output [B, S, D] and its segments [B, S], which the blocks of a decoder attend to."""
     window: int | None = None
     """Window of the attention, see `Pattern`."""
     kinds: tuple[Kind, ...] = ()

@@ -2,12 +2,12 @@
 
 A router picks k of E MLPs for every token and weighs their outputs (1701.06538; 2401.04088 §2.1). No token is dropped
 and no expert is ever full: the T k assignments are queued by expert, and every expert works through its queue in blocks
-of R rows, as many as it takes. Work follows the load, and memory does not depend on what the router does: beside tokens
-and sums [T, D], forward and backward, one block [R, A, F] and the gradient of one expert are alive. Blocks are computed
-again in the backward pass, under every `train.remat`.
+of R rows, as many as it takes. Work follows the load, and memory does not depend on the router's choices: besides
+tokens and sums [T, D], forward and backward, one block [R, A, F] and the gradient of one expert are alive. Blocks are
+computed again in the backward pass, under every `train.remat`.
 
 `jax.lax.ragged_dot` is not used: compiled for NVIDIA GPUs (jax 0.10) it multiplies every row by the matrices of every
-expert and masks what is not wanted, E times the work and E copies of the rows.
+expert and masks the rows of other experts: E times the work and E copies of the rows.
 
 Shapes: B batch, S sequence, T tokens, D embed, E experts, k experts of a token, n experts at hand, A = 2 if gated, else
 1, F mlp, R rows of a block.

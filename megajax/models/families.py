@@ -1,4 +1,4 @@
-"""The registry of model families: all that is special about one stands on its class (see `models.model`)."""
+"""The registry of model families; everything that is special about one is on its class (see `models.model`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Everything that training, pipelines, generation and the planner ask of a model family stands on its class.
+"""The base class of model families: all that training, pipelines, generation and the planner ask of one is on its
+class.
 
 Shapes: B batch, S sequence, T decoder sequence, D embed, V padded vocabulary.
 """
@@ -86,7 +87,9 @@ class Model(nnx.Module):
 
     @classmethod
     def decoder_tokens(cls, data: DataConfig) -> int:
-        """Return T, the tokens of a sample that a decoder beside an encoder reads; 0 = there is no such decoder."""
+        """Return T, the tokens of a sample that the decoder of an encoder-decoder model reads, or 0 for other
+        models.
+        """
         return 0
 
     @classmethod

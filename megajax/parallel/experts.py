@@ -7,7 +7,7 @@ microbatch sends, in elements of one device's slice of the residual stream, with
     over expert, tensor     forward   all-gather of [e B, t S, D], reduce-scatter of the same
                             backward  2 all-gather (cotangent; the input again), reduce-scatter
 
-beside experts and shares [e B, t S, k] of the tokens and sums of a few numbers for the losses. Without sequence
+besides experts and shares [e B, t S, k] of the tokens and sums of a few numbers for the losses. Without sequence
 parallelism the two over `tensor` are one all-reduce. Over `fsdp` the matrices of this device's experts are gathered and
 their gradients reduce-scattered; over `context` these are summed, and those of the router over all.
 

@@ -1,7 +1,7 @@
 """The choice of activations that are kept for the backward pass: a policy is a set of names (2205.05198 §5).
 
-Blocks tag what is worth keeping (`jax.ad_checkpoint.checkpoint_name`); everything else is computed again. Weights that
-were gathered or reshaped for a layer are never kept: the weights at rest are there. Per layer and
+Blocks tag the activations that are worth keeping (`jax.ad_checkpoint.checkpoint_name`); everything else is computed
+again. Weights that were gathered or reshaped for a layer are never kept: the weights at rest are there. Per layer and
 microbatch, in 16-bit elements, s sequence, b batch, h embed, t tensor (sequence parallel, GELU MLP of 4 h):
 
     none        all that the backward pass needs, scores of the attention included with the xla kernel

@@ -45,7 +45,7 @@ class Runner:
     dropout_seed: int | None = None
     """Seed of the dropout masks; None for no dropout."""
     chunks: int = 1
-    """Chunks of layers per pipeline stage."""
+    """Number of chunks of layers per pipeline stage."""
     poison: bool = False
     """True to fill the pipeline's masked slots with NaN (a test)."""
 

@@ -116,7 +116,7 @@ class CompiledPlan:
         return not self.plan.uncounted or not name.endswith(("each step", "products"))
 
     def differs(self, name: str, tolerance: float) -> bool:
-        """Tell whether a line of traffic or FLOPs is further from the closed form than a share of that."""
+        """Tell whether a line of traffic or FLOPs is further from the closed form than the share `tolerance` of it."""
         closed, xla = self.comparison[name]
         return abs(xla - closed) > max(tolerance * closed, TINY)
 

@@ -228,9 +228,8 @@ class Cut:
 
 
 def _copied(config: Config, mesh: Mapping[str, int], stack: Stack) -> float:
-    """Return the bytes that are read and written to put a layer's activations into the stack of all layers.
-
-    To take them out again is as many.
+    """Return the bytes that are read and written to put a layer's activations into the stack of all layers, or to take
+    them out.
 
     Only inputs and outputs of matrix products and attention kernels, which are the named activations, are copied; all
     others are computed in their place. With stages, all of them go through the ring as well.
@@ -356,7 +355,7 @@ class Experts(NamedTuple):
 
 
 def experts(cut: Cut) -> Experts | None:
-    """Return the experts of a layer; None = the model is no mixture."""
+    """Return the experts of a layer, or None if the model is no mixture."""
     model, tokens = cut.model, cut.tokens * cut.expert
     if not model.experts:
         return None

@@ -200,7 +200,7 @@ def describe_death(code: int, errors: str) -> str:
 
 
 def compile_step(config: Config, gpu: str) -> CompiledStep:
-    """Compile the training step for GPUs of that name, as many as the layout takes, as the launcher would have it.
+    """Compile the training step for GPUs of the given name, as many as the layout takes, with the launcher's settings.
 
     Args:
         config: configuration with the whole mesh in `parallel`, and a known vocabulary.

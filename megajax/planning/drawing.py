@@ -50,7 +50,7 @@ CELL, ROW, LEFT, TOP, MARGIN = 20, 26, 72, 84, 16
 COLUMNS = 300
 """Length in time units up to which a timeline is drawn whole."""
 HUES = {"F": 0.58, "B": 0.07}
-"""Blue for forward and orange for backward, which the colour-blind can tell apart."""
+"""Hues of forward (blue) and backward (orange), which the colour-blind can tell apart."""
 INK, IDLE = "#1f2933", "#eceff2"
 
 

@@ -52,7 +52,7 @@ def random_batch(config: Config, step: int) -> Batch:
 
 
 def random_samples(step: int, count: int, sequence: int, vocabulary: int) -> list[np.ndarray]:
-    """Make `count` random samples [S + 1] of a step; each is documents one after the other."""
+    """Make `count` random samples [S + 1] of a step, each a row of documents."""
     rng = np.random.default_rng(step)
     tokens = rng.integers(0, vocabulary, (count, sequence + 1))
     return list(np.where(rng.random(tokens.shape) < 1 / DOCUMENT, EOD, tokens).astype(np.int32))
@@ -114,7 +114,7 @@ def _text(rng: np.random.Generator, G: int, S: int, vocabulary: int) -> tuple[np
 
 POLICIES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 GRADIENT_TOLERANCE = 1e-5
-"""Allowed difference of gradients, relative to a tensor's largest entry: no more than sums in another order make."""
+"""Allowed difference of gradients, relative to a tensor's largest entry: that of sums in another order."""
 LOSS_TOLERANCE = 5e-6
 """Allowed relative difference of the loss at every step."""
 YARDSTICK = (
@@ -173,7 +173,7 @@ class Compiled(NamedTuple):
 
 
 def compile_layout(config: Config) -> Compiled:
-    """Build a layout on the first devices that there are; all of its sizes are numbers."""
+    """Compile and initialise a layout on the first devices; all of its sizes have to be numbers."""
     parallel, train = config.parallel, config.train
     mesh = build_mesh(parallel.sizes, jax.devices()[: prod(parallel.sizes.values())])
     rules = Rules.of(mesh, parallel, config.model)
@@ -204,7 +204,7 @@ class Outcome:
 
 
 def train_layout(config: Config, steps: int) -> Outcome:
-    """Train `steps` steps from the initial weights."""
+    """Train a layout for `steps` steps from the initial weights and return its outcome."""
     state, step, feed, rules = compile_layout(config)
     place = lambda number: feed.place(random_batch(config, number), config.train.global_batch_size)  # noqa: E731
     run = step.lower(state, place(0)).compile()
@@ -223,7 +223,7 @@ def train_layout(config: Config, steps: int) -> Outcome:
 
 
 def gathered(tree: Any) -> dict[str, np.ndarray]:
-    """Gather every array of a state by name, on the host, layers stacked as in a checkpoint."""
+    """Return every array of a state by name, on the host, with layers stacked as in a checkpoint."""
     return {name: np.asarray(leaf[...]) for name, leaf in named_leaves(join_layers(jax.device_get(tree)))}
 
 

@@ -150,7 +150,7 @@ def find(pattern: str, text: str) -> str:
 
 
 def _parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """Read the instructions of every computation, and the name of the one that is the program."""
+    """Read the instructions of every computation, and the name of the computation that is the program."""
     computations: dict[str, list[Instruction]] = {}
     entry = name = ""
     for line in text.splitlines():

@@ -44,7 +44,7 @@ LAST |= {"pooler", "pooler_bias", "pair_head", "pair_bias"}
 
 @dataclass(frozen=True)
 class Practice:
-    """Bytes in which relatives of Megatron-LM differ from it; the defaults are its own, in bf16 or fp16."""
+    """Bytes by which Megatron-LM's relatives differ from it; the defaults are its own, in bf16 or fp16."""
 
     gradients: int = 4
     """Bytes of a parameter's gradient, an fp32 sum."""
@@ -142,11 +142,11 @@ def stage_parameters(config: Config, mesh: Mapping[str, int], stage: int) -> flo
 
 
 def layers_in_flight(config: Config, mesh: Mapping[str, int], stage: int) -> int:
-    """Return the largest number of layers x microbatches whose activations wait for their backward.
+    """Return the largest number of layers x microbatches whose activations wait for their backward in Megatron-LM's
+    1F1B.
 
-    It is that of Megatron-LM's 1F1B, interleaved or not.
-
-    With v chunks the first stage holds (1 + (P - 1) / P v) L of them (2205.05198, section 4.2.3), if M is large enough.
+    The schedule is interleaved or not. With v chunks the first stage holds (1 + (P - 1) / P v) L of them (2205.05198,
+    section 4.2.3), if M is large enough.
     """
     stages, chunks, microbatches = mesh["pipe"], config.parallel.chunks, Device(config, mesh).microbatches
     layers = -(-config.model.num_layers // (stages * chunks))

@@ -153,5 +153,5 @@ class Work:
 
 
 def total(works: Iterable[Work]) -> Work:
-    """Add up the work."""
+    """Add up several pieces of work."""
     return sum(works, Work())

@@ -99,13 +99,13 @@ class Plan:
 
     @property
     def load(self) -> Load | None:
-        """Return the load that the experts of a mixture are planned with; None = no mixture."""
+        """Return the load that the experts of a mixture are planned with, or None if the model is no mixture."""
         return Device(self.config, self.mesh).load
 
     @property
     def uncounted(self) -> str | None:
-        """Return in words the work of the step that memory, time and communication leave out; None = nothing of
-        weight.
+        """Return in words the work of the step that memory, time and communication leave out, or None if it is
+        negligible.
         """
         if self.config.optim.name != "muon" or self.like == "megatron":
             return None

@@ -301,7 +301,7 @@ def _pipeline(plan: Plan) -> str:
 
 
 def _timeline(schedule: Schedule) -> str:
-    """Fit the cells of `draw_svg` into the page; without numbers where they could not be read."""
+    """Fit the cells of `draw_svg` into the page, without numbers where these could not be read."""
     stages, columns = len(schedule.stages), min(schedule.length, COLUMNS)
     width, height = CELL * columns, ROW * stages
     cells = re.findall(r"<g>.*?</g>", draw_svg(schedule))

@@ -77,7 +77,7 @@ def search_layouts(config: Config, gpu: Gpu, gpus: int, tensor_across_nodes: boo
 
 
 def _layouts(config: Config, mesh: Mapping[str, int], is_legal: Callable[[Config], bool]) -> Iterator[Config]:
-    """Yield the legal layouts of a mesh with every micro batch, the small ones first."""
+    """Yield the legal layouts of a mesh with every micro batch, small ones first."""
     # Sequence parallelism costs nothing where it can be had.
     sequence_parallel = config.data.seq_length % (mesh["context"] * mesh["tensor"]) == 0
     parallel = ParallelConfig(**mesh, zero=0, whole_heads=False, sequence_parallel=sequence_parallel)
@@ -147,7 +147,8 @@ Values = Mapping[str, Any]
 
 
 def smallest_remedy(failed: Plan) -> tuple[str, Plan] | None:
-    """Return the smallest change, as words of a command line, and the plan that fits with it; None = nothing near does.
+    """Return the smallest change, as words of a command line, and the plan that fits with it, or None if there is none
+    nearby.
 
     Args:
         failed: plan that does not fit.

@@ -69,7 +69,7 @@ def windows(ids: Sequence[int] | np.ndarray, length: int, stride: int) -> Iterat
 
 
 def check_stride(stride: int | None, length: int) -> int:
-    """Return the stride of windows of `length` tokens; unset = no overlap.
+    """Return the stride of windows of `length` tokens, which is `length` (no overlap) if unset.
 
     Raises:
         InputError: the stride would leave tokens out.

@@ -82,7 +82,7 @@ class Interleaved1F1B:
         """Return the length n = L / (v P) of a chunk.
 
         Raises:
-            InputError: the layers do not divide; names the nearest numbers that do.
+            InputError: the layers do not divide; the message names the nearest numbers that do.
         """
         why = f"{self.stages} pipeline stages x {self.chunks} chunks take multiples of"
         _require_multiple(layers, "layers", why, self.stages * self.chunks)
