@@ -21,12 +21,12 @@ UNIT = 1024
 
 
 def take_turns() -> bool:
-    """Tell whether programs have to wait for each other, which is so on several CPU devices."""
+    """Tell whether each program with collectives has to be waited for, which is so on several CPU devices."""
     return jax.default_backend() == "cpu" and jax.device_count() > 1
 
 
 def in_turn(result: T) -> T:
-    """Pass on the result of a program with collectives; where programs take turns, wait for it first."""
+    """Pass on the result of a program with collectives, and wait for it where programs take turns."""
     if take_turns():
         jax.block_until_ready(result)
     return result
@@ -44,7 +44,7 @@ def gather(text: str) -> list[str]:
 
 
 def first(text: str) -> str:
-    """Return the first text that is not empty, process by process, and name the process: to report an error."""
+    """Return the first text of a process that is not empty, with the number of the process where there are several."""
     said = gather(text)
     where = (f" (process {index})" if len(said) > 1 else "" for index in range(len(said)))
     return next((text + place for text, place in zip(said, where, strict=True) if text), "")

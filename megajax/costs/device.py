@@ -5,8 +5,8 @@ All costs are derived from these few facts. A configuration says what is trained
 A stack is the layers that one scan runs: all layers of a decoder or of BERT. T5 has two, of which the second attends to
 the output of the first.
 
-The load of a mixture is taken to be balanced: of the T k assignments that a device's experts see together, T k / E are
-each expert's. They are computed in whole blocks of `models.experts.block_rows` rows: ceil(T k / E R) blocks for an
+The load of a mixture is taken to be balanced: each expert has T k / E of the T k assignments that a device's experts
+see together. They are computed in whole blocks of `models.experts.block_rows` rows: ceil(T k / E R) blocks for an
 expert. The real choices of a router change the time of a step, but neither traffic nor memory.
 
 Letters: B samples of a micro batch, S sequence, T = B S / context tokens of a device (of experts: of all devices along

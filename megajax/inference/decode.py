@@ -136,7 +136,7 @@ def begin(
     score_prompts: bool = False,
     first_token: jax.Array | int = 0,
 ) -> Generation:
-    """Read the prompts into a new generation.
+    """Read the prompts and return a generation that has no new tokens yet.
 
     Args:
         model: weights in the dtype of the computation, sharded by `layout`.

@@ -45,7 +45,7 @@ class Options:
     tokens: int = 64
     """Largest number of new tokens; fewer come where a prompt leaves less room.
 
-    0 is for `score_prompts` alone.
+    It may be 0 with `score_prompts` alone.
     """
     sampling: Sampling = field(default_factory=Sampling)
     """Settings with which a token is chosen."""
@@ -229,7 +229,9 @@ class _Row:
 
 
 def encode_prompt(log: LogConfig, model: ModelConfig, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of `log.sample_prompt`, none without one; to be called before training, to fail early.
+    """Return the ids of `log.sample_prompt`, or none without one.
+
+    This is called before training, to fail early.
 
     Raises:
         InputError: the prompt leaves no room for a continuation, the tokenizer cannot encode it, or the model does not

@@ -18,7 +18,7 @@ AUTO_AXES = ("fsdp", "expert", "context", "tensor")
 
 
 def simulate_devices(count: int) -> None:
-    """Make this process see `count` CPU devices. Call before anything asks JAX for a device.
+    """Make this process see `count` CPU devices. This has to be called before anything asks JAX for a device.
 
     Raises:
         InputError: devices are already in use, and another number of them.
@@ -36,7 +36,10 @@ def simulate_devices(count: int) -> None:
 
 
 def deterministic_kernels() -> None:
-    """Let XLA use only GPU kernels that give the same bits every time. Call before anything asks JAX for a device."""
+    """Let XLA use only GPU kernels that give the same bits every time.
+
+    This has to be called before anything asks JAX for a device.
+    """
     _add_flags("--xla_gpu_deterministic_ops=true")
     os.environ.setdefault("NCCL_ALGO", "Ring")  # which of them NCCL takes would otherwise depend on its own timing
 
@@ -44,7 +47,7 @@ def deterministic_kernels() -> None:
 def compile_fast() -> None:
     """Compile in a fifth of the time to slow code of the same maths, for many layouts of a small model.
 
-    Call before anything asks JAX for a device. Processes that this one starts inherit it.
+    This has to be called before anything asks JAX for a device. Processes that this one starts inherit the setting.
     """
     flags = ["--xla_backend_optimization_level=0"]
     if jax.__version_info__ < (0, 12):  # later versions refuse the flag

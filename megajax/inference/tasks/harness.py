@@ -119,7 +119,7 @@ class HarnessModel:
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Return a conversation as text with an open end.
 
-        From now on names of special tokens in texts stand for these tokens.
+        From this call on, names of special tokens in texts stand for these tokens.
 
         Raises:
             InputError: the tokenizer has no chat template.

@@ -2,8 +2,8 @@
 
 The file is one string: its tokenisation marks are undone, it becomes one sequence of ids, and overlapping windows score
 it. Papers count the words of the original, which a tokenizer of pieces does not see; the adjusted perplexity carries
-the loss over to them, by the number of ids to a word. Words are what single spaces separate, line ends included: the
-test file of WikiText-103 has 245,566.
+the loss over to them, by the number of ids to a word. Words are the pieces between single spaces, line ends included:
+the test file of WikiText-103 has 245,566.
 """
 
 from __future__ import annotations
