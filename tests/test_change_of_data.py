@@ -56,7 +56,6 @@ def test_every_source_goes_on_where_it_was(sources: Path, tmp_path: Path, capfd:
 
 
 def test_other_documents_under_an_old_name(sources: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Case B19."""
     words = [
         *WORDS,
         *ALL_DEVICES,
@@ -73,7 +72,7 @@ def test_other_documents_under_an_old_name(sources: Path, tmp_path: Path, capfd:
 
 
 def test_another_batch_size_keeps_the_curve(corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Case W16: cosine with a warm-up of 8 of 12 steps; after 6 steps twice the batch. As the metrics have it."""
+    """Cosine with a warm-up of 8 of 12 steps; after 6 steps twice the batch. As the metrics have it."""
     words = [
         *WORDS, *ALL_DEVICES, f"output_dir={tmp_path}", f"data.text={corpus}", "evaluation.every=null",
         "evaluation.steps=0", "model.num_layers=1", "optim.warmup_steps=8", "optim.decay_steps=12",

@@ -73,7 +73,7 @@ def start(capfd: pytest.CaptureFixture[str]) -> Start:
 
 
 def test_a_text_that_was_rewritten(start: Start, workplace: Path) -> None:
-    """Case W05: nothing was trained on it, then something was."""
+    """Nothing was trained on it, then something was."""
     assert STOP in start("data.text=a.jsonl", STOP)
     assert tokens(workplace / "run")[:3] == [1, 2, 3]
     text(workplace / "a.jsonl", "7 8 9 10 11 12 13 14 15 16")
@@ -130,7 +130,7 @@ WORDS = ("tokenizer.type=huggingface", "tokenizer.model=tok.json", "data.text=a.
 
 
 def test_a_tokenizer_that_was_replaced(start: Start, workplace: Path) -> None:
-    """Case W05: under the same name; what was made with it is made again, or all is refused."""
+    """Under the same name; what was made with it is made again, or all is refused."""
     word_level(workplace / "tok.json", *NUMBERS)
     start(*WORDS, STOP, ids=False)
     assert tokens(workplace / "run")[:3] == [2, 3, 4]
@@ -196,7 +196,7 @@ def test_a_tokenizer_trained_on_a_text_that_was_rewritten(start: Start, workplac
 
 
 def test_a_refused_start_may_be_corrected(start: Start, workplace: Path) -> None:
-    """Case V05: whatever it was that the first start got wrong."""
+    """Whatever it was that the first start got wrong."""
     text(workplace / "a.jsonl", "To be, or not to be, that is the question.")
     line = start(*OWN, "model.vocab_size=200", ids=False)
     assert line.startswith("model.vocab_size is 200 but the tokenizer has 290 ids")
@@ -206,7 +206,7 @@ def test_a_refused_start_may_be_corrected(start: Start, workplace: Path) -> None
 
 
 def test_a_run_that_moves(start: Start, workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
-    """Case V06: from elsewhere, under another name, without tokenizer and text that it was made from."""
+    """From elsewhere, under another name, without tokenizer and text that it was made from."""
     word_level(workplace / "files/tok.json", *NUMBERS)
     (workplace / "files/tokenizer_config.json").write_text('{"eos_token": "?"}')
     words = ("tokenizer.type=huggingface", "tokenizer.model=files/tok.json", "data.text=a.jsonl")
@@ -333,7 +333,7 @@ TUNE = [word for word in SMALL if not word.startswith("model.")]
 
 
 def test_weights_know_their_model(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Case W06: another model before the first step, and after it; then without any."""
+    """Another model before the first step, and after it; then without any."""
     a, b = (model_of(workplace, name, scale) for name, scale in (("A", 0.1), ("B", 0.5)))
     capfd.readouterr()
 
@@ -364,7 +364,7 @@ def test_weights_know_their_model(workplace: Path, capfd: pytest.CaptureFixture[
 
 
 def test_a_model_is_imported_behind_simulated_devices(workplace: Path) -> None:
-    """Case V04: they have to be set up before anything asks JAX for a device; a process of its own has none yet."""
+    """They have to be set up before anything asks JAX for a device; a process of its own has none yet."""
     model = model_of(workplace, "A", 0.1)
     words = [*TUNE, "output_dir=run", f"init_from={model}", "data.text=a.jsonl", "parallel.simulate_devices=4"]
     code = f"import sys\nfrom megajax.train import main\nsys.exit(main({words!r}))"
@@ -377,7 +377,7 @@ def test_a_model_is_imported_behind_simulated_devices(workplace: Path) -> None:
 
 
 def test_the_checkpoints_of_another_run(start: Start, workplace: Path) -> None:
-    """Case W07: they are neither resumed from nor deleted; the corrected command works, and so does a moved run."""
+    """They are neither resumed from nor deleted; the corrected command works, and so does a moved run."""
     start("data.text=a.jsonl", "output_dir=one", "checkpoint.directory=kept")
     line = start("data.text=a.jsonl", "output_dir=two", "checkpoint.directory=kept", "train.seed=7", "train.steps=9")
     assert line.startswith(f"{workplace}/kept holds the checkpoints of the run {workplace}/one, not of {workplace}/two")

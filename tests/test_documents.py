@@ -170,7 +170,7 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("section", list(ALL), ids=" ".join)
 def test_every_command_of(section: tuple[str, str], clone: Path, capfd: pytest.CaptureFixture[str]):
-    """Case V10: what the first hour of a newcomer consists of works as it is written."""
+    """What the first hour of a newcomer consists of works as it is written."""
     if missing := [name for name in PACKAGES.get(section, ()) if find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
     environment = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "PYTHONPATH")}

@@ -142,7 +142,7 @@ def test_returns_count_over_a_crash(
 def test_signals_during_a_step(
     words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, saved: list[int]
 ) -> None:
-    """Case M07. SIGTERM saves the step and leaves, SIGUSR1 saves it and goes on."""
+    """SIGTERM saves the step and leaves, SIGUSR1 saves it and goes on."""
     spoil(monkeypatch, 3, how=lambda _: os.kill(os.getpid(), number))
     result = train(load_config(None, words("checkpoint.keep_last=5")).config)
     assert result.step == saved[-1]
@@ -152,7 +152,7 @@ def test_signals_during_a_step(
 def test_a_signal_ends_an_evaluation(
     words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Case M07. After the batch that is being evaluated, not after all of them."""
+    """After the batch that is being evaluated, not after all of them."""
     interrupted, batches = Trainer._interrupted, []
 
     def note(self: Trainer) -> bool:
@@ -198,7 +198,7 @@ def test_two_starts_in_one_directory(
 
 
 def test_the_step_is_compiled_once(words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case X01. Ten samples an epoch in batches of four: batches go on into the next epoch, none is short."""
+    """Ten samples an epoch in batches of four: batches go on into the next epoch, none is short."""
     corpus = tmp_path / "ten.jsonl"
     corpus.write_text('{"text": "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16"}\n' * 10)
     finish, trainers = Trainer.train, []

@@ -143,7 +143,7 @@ def test_clips_to_the_positions_of_the_model(loaded: TrainedModel, caplog: pytes
 
 
 def test_ids_of_a_prompt_are_told(run: Path, loaded: TrainedModel, capsys: pytest.CaptureFixture[str]):
-    """Case G10: no beginning-of-sequence token unless asked for, as training text had none; all of it shows."""
+    """No beginning-of-sequence token unless asked for, as training text had none; all of it shows."""
     bos, ids = loaded.tokenizer.bos_id, loaded.tokenizer.encode("How")
     assert bos is not None
     for flag, expected in {"--no-add-bos": ids, "--add-bos": [bos, *ids]}.items():
@@ -230,7 +230,7 @@ def test_bad_input(run: Path, words: list[str], message: str, capsys: pytest.Cap
 
 
 def test_chats(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Case W12: a prompt is written as conversations were, the id behind an earlier answer included."""
+    """A prompt is written as conversations were, the id behind an earlier answer included."""
     made = make_run(
         tmp_path / "run", ["<|user|> <|assistant|> <|system|> hello there"], replace(MODEL, max_positions=64)
     )
@@ -247,7 +247,7 @@ def test_chats(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_names_of_special_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Case W12: text, as in training, unless they are to be tokens."""
+    """Text, as in training, unless they are to be tokens."""
     made = make_run(tmp_path / "run", ["hello there"], vocab_size=275)
     command = [str(made), "--prompt", "hello</s>there", "--tokens=1", "--json"]
     assert main(command) == main([*command, "--special-tokens"]) == 0

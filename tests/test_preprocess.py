@@ -48,7 +48,7 @@ def test_killed_runs_are_continued_to_the_same_bytes(tmp_path: Path):
 
 
 def test_any_number_of_workers_gives_the_same_bytes_for_every_key(tmp_path: Path, corpus: Path):
-    """Case A05 and several keys at once: every pair is finished."""
+    """Several keys at once: every pair is finished."""
     options = Options(keys=("text", "more"))
     alone = preprocess_keys([corpus, corpus], tmp_path / "alone", NULL, options)
     preprocess_keys([corpus, corpus], tmp_path / "together", NULL, options, workers=3)
@@ -98,7 +98,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, corpus: Path):
 
 
 def test_a_bad_line_keeps_what_is_finished_for_a_run_that_skips(tmp_path: Path, corpus: Path):
-    """Case A03: named by its place in the whole file, also from a shard further on."""
+    """Named by its place in the whole file, also from a shard further on."""
     lines = corpus.read_text().splitlines()
     lines[7_000] = '{"content": "1"}'
     corpus.write_text("\n".join(lines))
@@ -243,7 +243,7 @@ def lossy_model(path: Path) -> Path:
 
 
 def test_what_a_tokenizer_loses_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """Case V02: once, by name, with the number of texts that lose something."""
+    """Once, by name, with the number of texts that lose something."""
     texts = ["hello\nworld", "hello  world", "hello world", "the\tothers"] * 30
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     tokenizer = TokenizerConfig(type="sentencepiece", model=str(lossy_model(tmp_path / "t5.model")))

@@ -91,7 +91,7 @@ def test_one_process_goes_on_where_four_stopped(
     ids=["raises", "exits"],
 )
 def test_a_process_that_fails_takes_the_job_down(corpus: Path, tmp_path: Path, action: str, said: str) -> None:
-    """Case M05. Both are gone soon, and the log of each begins its end with what happened to the one."""
+    """Both are gone soon, and the log of each begins its end with what happened to the one."""
     words = ["parallel.fsdp=1", "parallel.tensor=2", "parallel.data=1"]
     job = start_job(corpus, tmp_path / "run", *words, processes=2, devices=1, before=at_step(3, 1, action))
     code, _, err = finish(job)

@@ -36,7 +36,7 @@ def test_a_run_says_what_it_does_and_learns(undisturbed: tuple[Path, str]) -> No
 
 
 def test_killed_after_a_save_and_resumed(corpus: Path, undisturbed: tuple[Path, str], tmp_path: Path) -> None:
-    """10 steps, kill -9, 10 steps = 20 steps, to the bit (cases K03, K13)."""
+    """10 steps, kill -9, 10 steps = 20 steps, to the bit."""
     kill = (
         "import os, signal\nfrom megajax.train import Trainer\nsave = Trainer.save\n"
         "def save_and_die(self):\n"

@@ -92,7 +92,7 @@ _COMPILED = _keys(
 
 SCHEMA: Schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _keys(
     "a plan",
-    gpu=_keys("which", name=_of("string", "as in planning.hardware.GPUS"), memory_bytes=_number("of the device")),
+    gpu=_keys("which", name=_of("string", "as in costs.hardware.GPUS"), memory_bytes=_number("of the device")),
     gpus=_count("how many"),
     like=_of("string", "whose memory and time", enum=["megajax", "megatron"]),
     parameters=_count("of the model, without the vocabulary's padding"),

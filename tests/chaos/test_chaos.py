@@ -15,7 +15,7 @@ SMALL = Layout(2, 1, ("parallel.fsdp=2", "parallel.tensor=1"))
 
 
 def test_a_run_that_is_struck_comes_out_as_if_it_were_not(tmp_path: Path) -> None:
-    """Cases K05, M05 and M07 in one; every start resumes at the newest good checkpoint."""
+    """Kills, a full disk and errors in one run; every start resumes at the newest good checkpoint."""
     write_corpus(tmp_path)
     disk = Disk(tmp_path / "disk")
     try:

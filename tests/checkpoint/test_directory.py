@@ -82,7 +82,7 @@ def test_a_damaged_name(tmp_path: Path) -> None:
     ],
 )
 def test_by_hand(config: dict, losses: dict[int, float], expected: set[int]) -> None:
-    """Cases K07 and K09: the best takes the place of one of the newest, the newest always stays."""
+    """The best takes the place of one of the newest, the newest always stays."""
     assert kept([10, 20, 30, 40], CheckpointConfig(**config), losses) == expected
 
 

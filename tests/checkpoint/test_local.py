@@ -172,7 +172,6 @@ def test_copies_hold_the_state_of_their_step(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    """Case K05, for copies."""
     (tmp_path / "fast").write_text("a file where the directory should be")
     with open_run(tmp_path) as checkpoints, pytest.raises(InputError, match=f"local copy to {tmp_path}/fast failed"):
         checkpoints.save_local(1, state_of(1), {"step": 1})

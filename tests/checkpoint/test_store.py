@@ -61,7 +61,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.
     ids=["one-device", "fsdp-8", "tensor-2", "data-4"],
 )
 def test_any_mesh_to_any_mesh(saved: tuple[Path, dict[str, np.ndarray]], layout: ParallelConfig) -> None:
-    """Case K01: saved on 8 devices, restored on others, equal to the bit after gathering, optimizer state included."""
+    """Saved on 8 devices, restored on others, equal to the bit after gathering, optimizer state included."""
     directory, arrays = saved
     config = tiny_config(GPT, 1)
     _, _, _, rules = compile_layout(config, layout)
@@ -99,14 +99,14 @@ def test_background_saves_hold_the_state_of_their_step(tmp_path: Path) -> None:
     [({"keep_last": 1}, [3]), ({"keep_last": 2}, [2, 3]), ({"keep_last": 1, "keep_every": 2}, [2, 3])],
 )
 def test_retention(tmp_path: Path, config: dict[str, int], kept: list[int]) -> None:
-    """Case K09: the newest always stays."""
+    """The newest always stays."""
     save_steps(tmp_path, [1, 2, 3], **config)
     with Checkpoints(tmp_path, None) as checkpoints:
         assert checkpoints.steps == kept
 
 
 def test_the_best_is_kept_across_restarts(tmp_path: Path) -> None:
-    """Case K07: saved every 3 steps and evaluated every 2; of 6, 12 and 18, saved with a loss, 12 is best."""
+    """Saved every 3 steps and evaluated every 2; of 6, 12 and 18, saved with a loss, 12 is best."""
     losses = {2: 0.1, 4: 0.2, 6: 3.0, 8: 0.3, 10: 0.4, 12: 1.0, 14: 0.5, 16: 0.6, 18: 2.0}
     config = CheckpointConfig(keep_last=2, keep_best=True)
     for step in range(3, 22, 3):
@@ -119,7 +119,7 @@ def test_the_best_is_kept_across_restarts(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_save_is_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Case K03: killed while saving step 20. It is named and passed over, asked for it is an error; it can be saved."""
+    """Killed while saving step 20. It is named and passed over, asked for it is an error; it can be saved."""
     process = in_process(f"""
 checkpoints = Checkpoints({str(tmp_path)!r}, CheckpointConfig())
 checkpoints.save(10, {{"weight": jnp.full(4, 10.0), "count": jnp.int32(10)}}, {{"step": 10}})
@@ -143,7 +143,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_a_save_that_fails_is_an_error_that_names_the_directory(tmp_path: Path) -> None:
-    """Case K05: the background save's error surfaces; what was finished stays. In a process of its own, as Orbax's
+    """The background save's error surfaces; what was finished stays. In a process of its own, as Orbax's
     threads outlive the failure."""
     directory = tmp_path / "run"
     save_steps(directory, [1])
@@ -218,7 +218,7 @@ def test_an_object_store_needs_its_package(config: CheckpointConfig | None) -> N
     ids=["renamed", "removed", "added", "reshaped", "retyped"],
 )
 def test_arrays_must_match_by_name_and_shape(tmp_path: Path, change: Any, message: str) -> None:
-    """Case K15: nothing is left at its random start, and another model's checkpoint is not taken for a damaged one."""
+    """Nothing is left at its random start, and another model's checkpoint is not taken for a damaged one."""
     save_steps(tmp_path, [1])
     wanted = change(small_state(0))
     with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints, pytest.raises(InputError, match=message):
@@ -227,7 +227,7 @@ def test_arrays_must_match_by_name_and_shape(tmp_path: Path, change: Any, messag
 
 
 def test_another_format_version_is_refused(tmp_path: Path) -> None:
-    """Case K15: the version is part of the record."""
+    """The version is part of the record."""
     with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
         checkpoints.save(1, small_state(1), {"version": 0})
         checkpoints.wait()
@@ -237,7 +237,7 @@ def test_another_format_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_wrong_path_is_an_error(tmp_path: Path) -> None:
-    """Case K11: a typo, an empty directory, a directory of another format."""
+    """A typo, an empty directory, a directory of another format."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "other/global_step10").mkdir(parents=True)
     (tmp_path / "numbered/10").mkdir(parents=True)
@@ -254,7 +254,7 @@ def test_a_wrong_path_is_an_error(tmp_path: Path) -> None:
 
 
 def test_words_beyond_the_vocabulary_of_this_model(tmp_path: Path) -> None:
-    """Case K15: rows of a table may only be left out where they are padding."""
+    """Rows of a table may only be left out where they are padding."""
     table = nnx.Param(jnp.ones((6, 2)), axes=("vocab", "embed"), role="embedding")
     with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
         checkpoints.save(1, {"table": table}, {"step": 1})
@@ -273,7 +273,7 @@ def test_any_path(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_memory_does_not_grow_with_the_saves(tmp_path: Path) -> None:
-    """Case K17: resident memory after 20 saves of 100 MB is within 10 % of that after 3."""
+    """Resident memory after 20 saves of 100 MB is within 10 % of that after 3."""
     process = in_process(f"""
 state = {{f"w{{i}}": jnp.full((5_000_000,), i, jnp.float32) for i in range(5)}}
 memory = []

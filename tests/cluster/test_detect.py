@@ -124,7 +124,6 @@ def test_keys_come_before_any_launcher():
 
 @pytest.mark.parametrize("environ", [{"SLURM_JOB_ID": "5127"}, BATCH_SCRIPT], ids=["ssh into a job", "no srun"])
 def test_a_part_of_a_launcher_is_one_process(environ: dict[str, str]):
-    """Case M01."""
     launch = found(environ)
     assert (launch.processes, launch.process, launch.coordinator) == (1, 0, None)
     assert launch.note.startswith("SLURM: SLURM_STEP_NUM_TASKS")
@@ -139,13 +138,11 @@ LOOPBACK = {"MASTER_ADDR": "127.0.0.1"}
     [TORCHRUN | LOOPBACK, TORCHRUN | {"MASTER_ADDR": "localhost"}, SLURM | {"JAX_COORDINATOR_ADDRESS": "[::1]:9"}],
 )
 def test_loopback_does_not_reach_another_host(environ: dict[str, str]):
-    """Case M03."""
     with pytest.raises(InputError, match="is every host itself: give process 0's address"):
         found(environ)
 
 
 def test_loopback_on_one_host():
-    """Case M03."""
     assert found(TORCHRUN | LOOPBACK | {"LOCAL_WORLD_SIZE": "16"}).coordinator == "127.0.0.1:29500"
 
 

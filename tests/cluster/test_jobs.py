@@ -113,7 +113,7 @@ def own_lines(errors: str) -> list[str]:
 
 
 def test_two_processes_join_and_leave():
-    """Case N04, too: to join once more is no error, to join another job is."""
+    """To join once more is no error, to join another job is."""
     outcomes = run("fine")
     assert [code for code, _, _ in outcomes] == [0, 0], outcomes
     (_, first, _), (_, second, _) = outcomes
@@ -143,7 +143,6 @@ def test_both_name_the_process_that_differs(what: str, each: tuple[str, str]):
     ],
 )
 def test_one_failure_ends_both_and_is_the_first_line_of_each(what: str, codes: list[int], line: str):
-    """Case M05."""
     outcomes = run(what)
     assert [code for code, _, _ in outcomes] == codes, outcomes
     for number, (_, _, errors) in enumerate(outcomes):

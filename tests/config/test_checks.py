@@ -296,7 +296,7 @@ def test_meshes_that_do_not_take_all_devices_show_the_arithmetic():
 @pytest.mark.parametrize(
     ("words", "works"),
     [
-        # Case V11: Qwen2 7B has 28 heads but 4 key/value heads, which have to be divided as well
+        # Qwen2 7B has 28 heads but 4 key/value heads, which have to be divided as well
         (
             "model.num_heads=28 model.hidden_size=3584 model.num_kv_heads=4 parallel.tensor=8",
             "num_heads 28 is not a multiple of parallel.tensor 8 (28 % 8 = 4): choose a parallel.tensor that divides "

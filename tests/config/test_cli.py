@@ -194,7 +194,7 @@ sys.exit({"print": main, "rich": rich_main}[sys.argv[1]]())
 
 @pytest.mark.parametrize("how", ["print", "rich"])
 def test_a_reader_that_has_enough_ends_a_command_without_a_word(how: str):
-    """Case V11: `show ... | head` ended with code 1, like `cat` it ends with that of SIGPIPE."""
+    """`show ... | head` ended with code 1, like `cat` it ends with that of SIGPIPE."""
     command = [sys.executable, "-c", SPEAKS, how]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -207,7 +207,6 @@ def test_every_preset_says_what_its_model_was_trained_in(path):
     ],
 )
 def test_configurations_are_found_by_name_from_anywhere(tmp_path, monkeypatch, name, file):
-    """Case V09."""
     monkeypatch.chdir(tmp_path)
     assert find_config(name) == CONFIGS / file
     (tmp_path / "mine.yaml").write_text(f"preset: {name}")
@@ -251,7 +250,7 @@ def test_the_list_names_every_file_once():
 
 
 def test_the_bundled_text_is_found_from_anywhere(tmp_path, monkeypatch):
-    """Case V09: the quickstart worked from the folder of the repository only."""
+    """The quickstart worked from the folder of the repository only."""
     monkeypatch.chdir(tmp_path)
     (text,) = load_config("quickstart").config.data.text
     assert find_bundled(text) == str(CONFIGS / "data/shakespeare.jsonl")

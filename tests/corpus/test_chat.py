@@ -85,7 +85,7 @@ def pieces(folder: Path, template: str | None) -> Tokenizer:
 @pytest.mark.parametrize("make", [byte_level, pieces])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_prompts_are_what_stands_before_answers(make, name: str, tmp_path: Path) -> None:
-    """Case W12: for every answer; with the token behind an earlier answer, which has no text of its own."""
+    """For every answer; with the token behind an earlier answer, which has no text of its own."""
     tokenizer = make(tmp_path, TEMPLATES[name])
     chat = Chat(tokenizer)
     [turns] = chat.turns([MESSAGES])
@@ -107,7 +107,7 @@ def test_prompts_are_what_stands_before_answers(make, name: str, tmp_path: Path)
 
 
 def test_answers_alone_bear_loss(tmp_path: Path) -> None:
-    """Case W12: from records to a batch, by the template beside the tokenizer."""
+    """From records to a batch, by the template beside the tokenizer."""
     tokenizer = byte_level(tmp_path, CHATML)
     (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": MESSAGES}) + "\n")
     assert write_conversations([tmp_path / "chat.jsonl"], tmp_path / "made", tokenizer) == 1

@@ -34,7 +34,7 @@ def words(tmp_path_factory) -> TokenizerConfig:
 
 
 def test_documents_end_with_one_eod(tmp_path: Path):
-    """Case A01: an empty first document; no end is made out of nothing."""
+    """An empty first document; no end is made out of nothing."""
     report = preprocess([jsonl(tmp_path / "a.jsonl", "", "1 2", "3")], tmp_path / "out", NULL)
 
     assert report == Report(f"{tmp_path}/out_text_document", documents=3, empty=1, skipped=0, tokens=5, unknown=0)
@@ -50,7 +50,7 @@ def test_eod_can_be_left_out(tmp_path: Path):
 
 
 def test_no_second_eod_from_the_tokenizer(tmp_path: Path, words: TokenizerConfig):
-    """Case A15: 3 documents, 3 ends, no BOS."""
+    """3 documents, 3 ends, no BOS."""
     report = preprocess([jsonl(tmp_path / "a.jsonl", "some", "words </s>", "<s> more")], tmp_path / "out", words)
     tokenizer = build_tokenizer(words)
     documents = tokens_of(report.prefix)
@@ -60,7 +60,6 @@ def test_no_second_eod_from_the_tokenizer(tmp_path: Path, words: TokenizerConfig
 
 
 def test_literal_control_string_stays_text(tmp_path: Path, words: TokenizerConfig):
-    """Case A17."""
     report = preprocess([jsonl(tmp_path / "a.jsonl", "a<|endoftext|></s>b")], tmp_path / "out", words)
     [document] = tokens_of(report.prefix)
     tokenizer = build_tokenizer(words)
@@ -82,7 +81,6 @@ BAD_LINES = [
 
 @pytest.mark.parametrize(("line", "message"), BAD_LINES)
 def test_bad_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, message: str):
-    """Case A03."""
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": "1"}}\n\n{line}\n')
 
@@ -92,7 +90,6 @@ def test_bad_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, mes
 
 
 def test_bad_lines_can_be_skipped_and_are_counted(tmp_path: Path):
-    """Case A03."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "1"}\n{"content": "2"}\n{"text": null}\nnot JSON\n{"text": "5"}\n')
     report = preprocess([path], tmp_path / "out", NULL, on_bad_line="skip")
@@ -108,7 +105,6 @@ def test_bytes_that_are_no_utf8_are_named(tmp_path: Path):
 
 
 def test_key_is_the_one_asked_for(tmp_path: Path):
-    """Case A05."""
     (tmp_path / "both.jsonl").write_text('{"text": "1", "content": "2 3"}\n')
     preprocess([tmp_path / "both.jsonl"], tmp_path / "both", NULL, "content")
     preprocess([jsonl(tmp_path / "renamed.jsonl", "2 3")], tmp_path / "renamed", NULL)
@@ -119,7 +115,7 @@ def test_key_is_the_one_asked_for(tmp_path: Path):
 
 
 def test_only_lf_ends_a_line(tmp_path: Path, words: TokenizerConfig):
-    """Case A07: U+2028 inside a string, CRLF, a byte-order mark, no final newline."""
+    """U+2028 inside a string, CRLF, a byte-order mark, no final newline."""
     first, second = '{"text": "a\u2028b\u0085c"}', '{"text": "words"}'
     variants = {
         "plain": f"{first}\n{second}\n",
@@ -146,7 +142,6 @@ def test_only_lf_ends_a_line(tmp_path: Path, words: TokenizerConfig):
     [("", 0), ("\n \n\r\n", 0), ('{"text": "1"}\n', 1), ('{"text": "1"}\n\n{"text": "2"}', 2)],
 )
 def test_counts(tmp_path: Path, content: str, documents: int):
-    """Case A21."""
     path = tmp_path / "a.jsonl"
     path.write_text(content)
 
@@ -195,7 +190,6 @@ def test_workers_keep_the_order(tmp_path: Path):
 
 
 def test_unknown_text_is_counted_and_warned_about(tmp_path: Path, caplog):
-    """Case A19."""
     words = {"<unk>": 0, "</s>": 1, "hello": 2}
     (tmp_path / "tokenizer.json").write_text(
         json.dumps({"model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"}, "added_tokens": []})
@@ -245,7 +239,7 @@ def test_command_line_takes_several_keys(tmp_path: Path):
     ],
 )
 def test_command_line_refuses_in_one_line(tmp_path: Path, capsys, arguments: list[str], message: str):
-    """Case A03: exit code 2."""
+    """Exit code 2."""
     (tmp_path / "a.jsonl").write_text("oops\n")
     code = command.main(["--input", f"{tmp_path}/a.jsonl", "--output-prefix", f"{tmp_path}/out", *arguments])
     [line] = capsys.readouterr().err.splitlines()

@@ -35,7 +35,7 @@ def test_gzip_of_several_members_and_several_files(tmp_path: Path):
 
 @pytest.mark.parametrize(("ending", "packer"), [(".bz2", bz2), (".xz", lzma)])
 def test_bzip2_and_xz_of_several_streams(tmp_path: Path, ending: str, packer: ModuleType):
-    """Case V11: they were said to be no JSON."""
+    """They were said to be no JSON."""
     path = tmp_path / f"a.jsonl{ending}"
     path.write_bytes(packer.compress(RECORDS) + packer.compress(b'{"text": "three"}\n'))
     assert list(read_documents([path])) == ["one", "two", "three"]
@@ -66,7 +66,7 @@ def test_archives_and_misnamed_files_are_refused_by_name(tmp_path: Path):
 
 
 def test_folders_and_patterns(tmp_path: Path):
-    """Case V11: a folder is no file, but what it holds is said; a pattern is all files that match, by name."""
+    """A folder is no file, but what it holds is said; a pattern is all files that match, by name."""
     for name in ("b.jsonl", "a.jsonl", "c[1].jsonl", "notes.md"):
         (tmp_path / name).write_bytes(RECORDS)
     (tmp_path / "d.jsonl").mkdir()

@@ -19,7 +19,7 @@ def gpt(heads, hidden, layers):
 
 
 def test_classic_formula():
-    """Case T02. 72 B L S D^2 (1 + S/6D + V/12DL): with the factor 72 goes V/12, not V/16."""
+    """72 B L S D^2 (1 + S/6D + V/12DL): with the factor 72 goes V/12, not V/16."""
     flops = count_flops(gpt(16, 1024, 24), batch=1, sequence=1024, attention="full")
     assert flops.model == 2_486_786_064_384
     assert flops.model == round(72 * 24 * 1024**3 * (1 + 1024 / (6 * 1024) + 51_200 / (12 * 1024 * 24)))
@@ -154,14 +154,13 @@ def test_llama3_8b_per_token():
 
 @pytest.mark.parametrize("kind", ["NVIDIA H200", "NVIDIA H100 80GB HBM3"])
 def test_peak_is_dense(kind):
-    """Case T03. 420 TFLOP/s of 989.5 is 42.4 %, not the 21.2 % of the sparse peak; the label says which peak it is."""
+    """420 TFLOP/s of 989.5 is 42.4 %, not the 21.2 % of the sparse peak; the label says which peak it is."""
     peak = table_peak(kind, "bf16")
     assert round(100 * 420e12 / peak.flops, 1) == 42.4
     assert "989.5 TFLOP/s, dense bf16" in peak.label
 
 
 def test_unknown_chip_has_no_peak():
-    """Case T03."""
     peak = table_peak("NVIDIA GeForce GT 1030", "bf16")
     assert peak.flops is None
     assert "n/a" in peak.label and "GT 1030" in peak.label and "log.peak_tflops" in peak.label

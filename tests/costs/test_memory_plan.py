@@ -43,7 +43,7 @@ LARGE = Config(
 
 
 def test_logits_of_a_large_batch() -> None:
-    """Case X05: 32 x 4096 x 128,256 fp32 numbers on one 80 GB device."""
+    """32 x 4096 x 128,256 fp32 numbers on one 80 GB device."""
     assert logits_bytes(LARGE, ONE) == 67_243_081_728
     text = describe_logits(LARGE, ONE, 80e9)
     assert (
@@ -74,7 +74,7 @@ TINY = Config(
     ],
 )
 def test_state_is_what_devices_hold(optimizer: Any, parallel: dict[str, Any]) -> None:
-    """Case T06. Norms and row-parallel biases are whole on every tensor shard; stages are even."""
+    """Norms and row-parallel biases are whole on every tensor shard; stages are even."""
     config = replace(TINY, optim=OptimConfig(name=optimizer), parallel=ParallelConfig(**({"data": 1} | parallel)))
     config = replace(config, model=fit_vocabulary(config.model, config.parallel))
     sizes = mesh_sizes(config)
@@ -96,7 +96,7 @@ def test_state_is_what_devices_hold(optimizer: Any, parallel: dict[str, Any]) ->
 
 
 def test_uneven_stages_are_refused() -> None:
-    """Case T06: Megatron's [1, 2, 2, 3]; here all stages hold the same number of layers."""
+    """Megatron's [1, 2, 2, 3]; here all stages hold the same number of layers."""
     with pytest.raises(InputError, match="8 layers: 3 pipeline stages x 1 chunks take multiples of 3"):
         heaviest(replace(TINY, model=replace(TINY.model, vocab_size=384)), ONE | {"pipe": 3})
 

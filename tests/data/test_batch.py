@@ -23,7 +23,7 @@ def test_labels_are_the_next_tokens():
 
 
 def test_documents_are_kept_apart():
-    """Case C07: query 4 sees only key 4, query 5 keys 4-5, query 7 key 7; predicting E is trained, across E is not."""
+    """Query 4 sees only key 4, query 5 keys 4-5, query 7 key 7; predicting E is trained, across E is not."""
     row = one([5, 6, 7, E, 8, 9, E, 3, 4], reset_positions=True, reset_attention=True, mask_eod_loss=True)
 
     assert row["positions"] == [0, 1, 2, 3, 0, 1, 2, 0]
@@ -36,7 +36,7 @@ def test_documents_are_kept_apart():
 
 
 def test_padding_is_known_by_its_place():
-    """Case C05: the end-of-document id is also the padding, and both real ends keep their loss."""
+    """The end-of-document id is also the padding, and both real ends keep their loss."""
     row = one([5, 6, 0, 7, 8, 0], eod=0, seq_length=7, reset_attention=True)
 
     assert row["tokens"] == [5, 6, 0, 7, 8, 0, 0]

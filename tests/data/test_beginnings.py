@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("words", "bos"), [([], True), (["--no-append-bos"], False), (["--append-bos"], True)])
 def test_documents_begin_as_prompts_do(file: Path, words: list[str], bos: bool, tmp_path: Path) -> None:
-    """Case W12: ids of a prompt are the ids trained on; an empty document stays empty."""
+    """Ids of a prompt are the ids trained on; an empty document stays empty."""
     prefix = tmp_path / "out"
     given = ["--tokenizer-type", "huggingface", "--tokenizer-model", str(file), *words]
     assert main(["--input", str(tmp_path / "corpus.jsonl"), "--output-prefix", str(prefix), *given]) == 0
@@ -72,7 +72,7 @@ def test_a_tokenizer_without_one(tmp_path: Path) -> None:
 def test_token_files_that_begin_otherwise(
     file: Path, written: bool, read: bool, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Case W12: files of another convention than that of the prompts are told apart before training."""
+    """Files of another convention than that of the prompts are told apart before training."""
     caplog.set_level(logging.WARNING)
     config = TokenizerConfig(type="huggingface", model=str(file), bos=written)
     report = preprocess([tmp_path / "corpus.jsonl"], tmp_path / "b", config)

@@ -187,7 +187,6 @@ def test_replacements_have_their_shares(build):
 
 
 def test_single_sentences_are_refused(build):
-    """Case A23."""
     with pytest.raises(InputError, match="needs documents with at least 2 sentences; found 0 of 2"):
         build([[[5, 6]], [[7]]], num_samples=10)
     assert len(build([[[5, 6]], [[7]]], pair_task=False, num_samples=10)) == 10

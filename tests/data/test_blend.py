@@ -24,7 +24,6 @@ def test_sources_used_whole_equal_megatron():
 
 @pytest.mark.parametrize("weights", [(0.3, 0.7), (3, 7), (30, 70)])
 def test_weights_are_relative(weights: tuple[float, float]):
-    """Case B05."""
     sources, _ = blend_order(weights, 10)
 
     assert sources.tolist() == [1, 0, 1, 1, 0, 1, 1, 0, 1, 1]
@@ -74,7 +73,6 @@ def test_data_path_grammar():
     ],
 )
 def test_bad_weights_are_named(words: list[str], message: str):
-    """Case B05."""
     with pytest.raises(InputError, match=f"^data path: {message}"):
         parse_data_path(words)
 

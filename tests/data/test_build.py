@@ -42,7 +42,7 @@ def test_one_path_is_cut_by_split(prefix: str):
 
 
 def test_all_documents_train(prefix: str, caplog):
-    """Case B07: validation and test are absent, without a warning; so is a split of which no samples are wanted."""
+    """Validation and test are absent, without a warning; so is a split of which no samples are wanted."""
     datasets = build(path=(prefix,), split="100,0,0", sizes={"train": None, "valid": 4, "test": 4})
     assert len(datasets["train"]) == (100 * 5 - 1) // 4
     assert datasets["valid"] is None
@@ -53,7 +53,6 @@ def test_all_documents_train(prefix: str, caplog):
 
 
 def test_split_rounded_to_nothing_is_warned_about(write_documents, tmp_path: Path, caplog):
-    """Case B09."""
     write_documents([[i] * 5 for i in range(10)])
     datasets = build(path=(str(tmp_path / "corpus"),), split="949,50,1")
 

@@ -50,7 +50,6 @@ def test_whole_sources_and_shares_are_different_mixes():
 
 
 def test_other_documents_under_an_old_name_are_refused():
-    """Case B19."""
     with pytest.raises(InputError, match=r"^B holds other documents than at the run's checkpoint"):
         go_on(Mix(0, (A, B)), 8, [A, replace(B, identity="another hash")])
 

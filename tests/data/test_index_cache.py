@@ -41,7 +41,7 @@ def test_second_build_maps_the_files_of_the_first(corpus: Path, tmp_path: Path):
 
 
 def test_processes_build_at_once(corpus: Path, tmp_path: Path):
-    """Case B18: 4 processes, 10 empty caches; all see the same order and nothing but finished files is left."""
+    """4 processes, 10 empty caches; all see the same order and nothing but finished files is left."""
     expected = build_in_process(corpus, tmp_path / "own cache")
     with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
         for round_number in range(10):
@@ -53,7 +53,7 @@ def test_processes_build_at_once(corpus: Path, tmp_path: Path):
 
 
 def test_cache_that_cannot_be_written_is_done_without(corpus: Path, tmp_path: Path, caplog):
-    """Case B18: one warning, and the order is kept in memory."""
+    """One warning, and the order is kept in memory."""
     (tmp_path / "file").touch()
     order = order_of(corpus, tmp_path / "file" / "cache").order
 
@@ -71,7 +71,7 @@ def test_damaged_cache_is_built_again(corpus: Path, tmp_path: Path):
 
 
 def test_every_input_changes_the_key(write_documents, corpus: Path, tmp_path: Path):
-    """Case B19: other documents under the same name, another seed, length, split or number of samples."""
+    """Other documents under the same name, another seed, length, split or number of samples."""
     cache_dir = tmp_path / "cache"
     keys = [
         order_of(corpus, cache_dir).fingerprint,

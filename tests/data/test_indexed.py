@@ -57,14 +57,13 @@ def test_token_width_follows_megatron():
 
 
 def test_pointers_exceed_32_bits():
-    """Case A13."""
     lengths = np.full(3, 2**30, np.int32)
 
     assert byte_pointers(lengths, 2).tolist() == [0, 2147483648, 4294967296]
 
 
 def test_width_comes_from_the_header_and_is_checked_against_the_tokens(write_documents, tmp_path: Path):
-    """Case A09: a 16-bit file reads fine whatever the vocabulary; a wrong dtype byte is refused with both sizes."""
+    """A 16-bit file reads fine whatever the vocabulary; a wrong dtype byte is refused with both sizes."""
     indexed = write_documents([[1, 2, 3], [4]])
     assert indexed[0].dtype == np.uint16
 
@@ -105,7 +104,6 @@ DAMAGE = {
 
 @pytest.mark.parametrize(("content", "message"), DAMAGE.values(), ids=DAMAGE)
 def test_damaged_index_is_refused_by_name(write_documents, tmp_path: Path, content: bytes, message: str):
-    """Case A11."""
     write_documents([[1, 2, 3], [4]])
     assert (tmp_path / "corpus.idx").read_bytes() == pack_index()
 

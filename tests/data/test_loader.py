@@ -53,7 +53,7 @@ def test_batches_are_consecutive_samples(prefetch: int):
 
 @READ_AHEAD
 def test_resumed_loader_continues_the_stream(prefetch: int):
-    """Case B11: a run of 12 steps stopped after step 6 makes 6 more, from the next batch on."""
+    """A run of 12 steps stopped after step 6 makes 6 more, from the next batch on."""
     dataset = Numbers(48)
     uninterrupted = ids(load(dataset, prefetch=prefetch))
     resumed = load(dataset, prefetch=prefetch, consumed_samples=24)
@@ -67,14 +67,14 @@ def half(rank: int):
 
 
 def test_processes_share_a_batch_without_overlap():
-    """Case B16: 2 processes, global batch 4: 4 different samples a step and 8 over the run."""
+    """2 processes, global batch 4: 4 different samples a step and 8 over the run."""
     first, second = (ids(load(Numbers(8), rows=half(rank))) for rank in range(2))
 
     assert (first, second) == ([[0, 1], [4, 5]], [[2, 3], [6, 7]])
 
 
 def test_global_batches_do_not_depend_on_the_number_of_processes():
-    """Case B13: 3 steps on 2 processes, the rest on 1, and back."""
+    """3 steps on 2 processes, the rest on 1, and back."""
     dataset = Numbers(24)
     whole = ids(load(dataset))
     on_two = [a + b for a, b in zip(*(ids(load(dataset, rows=half(rank))) for rank in range(2)), strict=True)]
@@ -97,7 +97,7 @@ def test_batch_size_ramps_up_and_resumes_in_the_middle():
 
 @READ_AHEAD
 def test_every_epoch_uses_every_sample(prefetch: int):
-    """Case B15: 9 samples an epoch and batches of 4: only the end of the stream is dropped, not that of each epoch."""
+    """9 samples an epoch and batches of 4: only the end of the stream is dropped, not that of each epoch."""
     served = list(itertools.chain(*ids(load(Numbers(27), prefetch=prefetch))))
 
     assert served == list(range(24))

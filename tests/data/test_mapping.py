@@ -148,14 +148,12 @@ def test_is_cached_by_what_it_follows_from(tmp_path: Path):
 
 
 def test_single_sentences_are_refused(tmp_path: Path):
-    """Case A23."""
     message = r"train split needs documents with at least 2 sentences; found 0 of 3: .*or set model\.pair_task=false"
     with pytest.raises(InputError, match=message):
         sentence_map([[5], [6], []], tmp_path, num_samples=10**9)
 
 
 def test_single_sentences_will_do_without_pairs(tmp_path: Path):
-    """Case A23."""
     mapping = sentence_map([[5], [6], []], tmp_path, min_sentences=1, num_samples=5)
 
     assert sorted(mapping.rows.tolist()) == [[0, 1, 29]] * 3 + [[1, 2, 29]] * 3

@@ -92,7 +92,7 @@ def test_order_is_a_permutation_with_enough_samples(
 
 
 def test_offsets_exceed_32_bits():
-    """Case A13: the index of 1.2 million samples of 2048 tokens ends at token 2,457,600,000."""
+    """The index of 1.2 million samples of 2048 tokens ends at token 2,457,600,000."""
     starts = sample_starts(np.full(3, 2**30, np.int32), np.arange(3), samples=1_200_000, seq_length=2048)
 
     position, offset = starts[1_200_000].tolist()
@@ -124,7 +124,7 @@ def test_samples_are_cuts_of_the_joined_documents(write_documents, tmp_path, num
 
 @pytest.mark.parametrize(("tokens", "count"), [(101, 10), (100, 9)])
 def test_neighbouring_samples_share_one_token(write_documents, tmp_path, tokens: int, count: int):
-    """Case B01: sample k has inputs 10k..10k+9 and labels 10k+1..10k+10."""
+    """Sample k has inputs 10k..10k+9 and labels 10k+1..10k+10."""
     samples = dataset(write_documents([range(tokens)]), tmp_path, seq_length=10)
 
     assert len(samples) == count
@@ -133,7 +133,7 @@ def test_neighbouring_samples_share_one_token(write_documents, tmp_path, tokens:
 
 
 def test_corpus_shorter_than_a_sample_wraps(write_documents, tmp_path):
-    """Case B03: 7 tokens, 4 samples of 16 wanted: 10 epochs."""
+    """7 tokens, 4 samples of 16 wanted: 10 epochs."""
     samples = dataset(write_documents([[1, 2, 3, 4], [5, 6, 7]]), tmp_path, num_samples=4, seq_length=16)
 
     assert samples.epochs == 10
@@ -150,7 +150,6 @@ def test_corpus_shorter_than_a_sample_wraps(write_documents, tmp_path):
     ],
 )
 def test_too_little_text_is_an_error(write_documents, tmp_path, documents, num_samples, message: str):
-    """Case B03."""
     with pytest.raises(InputError, match=rf"corpus\.bin: the train split of {message}"):
         dataset(write_documents(documents), tmp_path, num_samples, seq_length=16)
 
@@ -184,7 +183,7 @@ def test_token_outside_the_vocabulary_names_file_and_id(write_documents, tmp_pat
 
 
 def test_no_sample_is_missing_from_every_epoch(write_documents, tmp_path):
-    """Case B15: 9 documents of one sample each, 24 samples over 3 epochs."""
+    """9 documents of one sample each, 24 samples over 3 epochs."""
     samples = dataset(write_documents([[i] * 8 for i in range(9)]), tmp_path, num_samples=24)
 
     uses = np.bincount(samples.tokens(np.arange(24))[:, 0], minlength=9)

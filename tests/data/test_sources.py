@@ -61,7 +61,7 @@ def test_fractions():
 
 
 def test_all_documents_train():
-    """Case B07: the other splits are absent, not empty."""
+    """The other splits are absent, not empty."""
     assert parse_split("100,0,0") == {"train": (0.0, 1.0), "valid": None, "test": None}
     assert parse_split("1") == parse_split("100, 0, 0")
 
@@ -76,13 +76,12 @@ def test_all_documents_train():
     ],
 )
 def test_rounding_of_small_splits(split: str, documents: int, expected: tuple[int, int, int]):
-    """Case B09: Megatron's newer rule."""
+    """Megatron's newer rule."""
     assert tuple(map(len, ranges(split, documents))) == expected
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=3).filter(any), st.integers(0, 10**9))
 def test_ranges_cover_every_document_once_in_order(sizes: list[float], documents: int):
-    """Case B09."""
     parts = [part for part in ranges(",".join(map(str, sizes)), documents) if part]
 
     edges = [0, *(part.stop for part in parts)]

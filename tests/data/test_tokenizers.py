@@ -85,7 +85,7 @@ class TestSentencePiece:
         assert list(tmp_path.iterdir()) == []
 
     def test_bytes_stand_in_for_unknown_text(self, tmp_path: Path):
-        """Case A19: pieces _hello, _, <0xF0>, <0x9F>, <0xA4>, <0x97>; a byte piece decodes to its byte."""
+        """Pieces _hello, _, <0xF0>, <0x9F>, <0xA4>, <0x97>; a byte piece decodes to its byte."""
         tokenizer = toy_sentencepiece(tmp_path / "toy.model", byte_fallback=True)
         text = "hello \U0001f917"
         ids = tokenizer.encode(text)
@@ -97,7 +97,6 @@ class TestSentencePiece:
         assert tokenizer.decode([first_byte_id + 0x0A]) == "\n"
 
     def test_without_bytes_text_is_unknown(self, tmp_path: Path):
-        """Case A19."""
         tokenizer = toy_sentencepiece(tmp_path / "toy.model", byte_fallback=False)
         ids = tokenizer.encode("hello \U0001f917")
 
@@ -121,7 +120,6 @@ def bpe_files(tmp_path: Path) -> dict[str, str]:
 
 class TestGPT2:
     def test_literal_control_string_is_text(self, bpe_files):
-        """Case A17."""
         tokenizer = build_tokenizer(TokenizerConfig(type="gpt2_bpe", **bpe_files))
         text = "a<|endoftext|>b \u00e9\U0001f917\r\n"
         ids = tokenizer.encode(text)
@@ -169,7 +167,7 @@ def tokenizer_json(tmp_path: Path) -> Path:
 
 class TestHuggingFace:
     def test_text_becomes_exactly_its_tokens(self, tokenizer_json: Path):
-        """Case A15: neither BOS nor EOS from the file's own template, nor its truncation and padding."""
+        """Neither BOS nor EOS from the file's own template, nor its truncation and padding."""
         tokenizer = build_tokenizer(TokenizerConfig(type="huggingface", model=str(tokenizer_json)))
 
         for text in ("hello", "hello world " * 50):
@@ -179,7 +177,6 @@ class TestHuggingFace:
         assert (tokenizer.bos_id, tokenizer.pad_id, tokenizer.unk_id) == (None, None, None)
 
     def test_literal_control_string_is_text(self, tokenizer_json: Path):
-        """Case A17."""
         tokenizer = build_tokenizer(TokenizerConfig(type="huggingface", model=str(tokenizer_json)))
         ids = tokenizer.encode("hello</s> <s>")
 

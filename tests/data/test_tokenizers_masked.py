@@ -59,7 +59,7 @@ class TestWordPiece:
         assert tokenizer.continuations.nonzero()[0].tolist() == [6, 7]
 
     def test_text_becomes_exactly_its_tokens(self, vocab: Path):
-        """Cases A15, A17: no [CLS] or [SEP] around a text, and none for the literal words."""
+        """No [CLS] or [SEP] around a text, and none for the literal words."""
         tokenizer = bert_wordpiece(vocab, lower_case=True, extra_ids=1)
         ids = tokenizer.encode("un [MASK] [SEP] [EOS] <extra_id_0>")
 

@@ -69,7 +69,6 @@ class TestWithTheLibrary:
         assert tokenizer.decode([259, 262]) == "hello<|end_of_text|>"
 
     def test_literal_control_string_is_text(self, llama3_file: Path):
-        """Case A17."""
         tokenizer = build_tokenizer(TokenizerConfig(type="tiktoken", model=str(llama3_file)))
         ids = tokenizer.encode("a<|end_of_text|>b")
 

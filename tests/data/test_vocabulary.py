@@ -36,7 +36,7 @@ def train_on(*prefixes: Path, seq_length: int = 4):
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_large_id_is_found_before_a_sample_is_read(tmp_path: Path, noted: bool) -> None:
-    """Case V01: in files of ours by the note beside them, in others by looking."""
+    """In files of ours by the note beside them, in others by looking."""
     write(tmp_path / "good", [[1, 2, 3, 999]] * 20)
     write(tmp_path / "bad", [[1, 2], [], [3, 1001, 4, 1000]] + [[5, 6]] * 20)
     if not noted:
@@ -123,7 +123,7 @@ def test_a_folder_in_the_place_of_a_prefix_says_what_it_holds(tmp_path: Path) ->
 
 
 def test_a_sequence_longer_than_the_format_can_say_is_refused(tmp_path: Path) -> None:
-    """Case V11: 2^31 tokens, of one number that stands for all."""
+    """2^31 tokens, of one number that stands for all."""
     tokens = np.broadcast_to(np.uint16(1), (2**31,))
     with (
         pytest.raises(InputError, match="a sequence of 2147483648 tokens; the format holds 2147483647: cut it up"),
@@ -134,7 +134,7 @@ def test_a_sequence_longer_than_the_format_can_say_is_refused(tmp_path: Path) ->
 
 
 def test_more_sources_than_descriptors(tmp_path: Path) -> None:
-    """Case V03: 300 sources, their sample orders built and then mapped, under a limit of 256 open files."""
+    """300 sources, their sample orders built and then mapped, under a limit of 256 open files."""
     for number in range(300):
         write(tmp_path / str(number), [[number, 1, 2, 3, 4, 5]] * 2)
     program = f"""

@@ -141,7 +141,7 @@ def test_log_probabilities(config):
 
 
 def test_write_positions(monkeypatch):
-    """Case G02: a prompt of 6 fills positions 0 to 5, then come 6, 7, 8, 9. A prompt of 2 beside it goes on at 2."""
+    """A prompt of 6 fills positions 0 to 5, then come 6, 7, 8, 9. A prompt of 2 beside it goes on at 2."""
     written = []
 
     def note(keys, values):
@@ -181,7 +181,7 @@ def scripted_model(script):
 
 
 def test_any_end_token_ends_its_row():
-    """Case G04: end tokens {2, 11}. Row 0 says 7 11 ..., row 1 says 7 7 2, row 2 never ends; none changes another."""
+    """End tokens {2, 11}. Row 0 says 7 11 ..., row 1 says 7 7 2, row 2 never ends; none changes another."""
     model = scripted_model([7, 11, 5, 5, 7, 7, 2, 5, 5, 5, 5, 5])
     prompts, lengths = np.ones((3, 8), np.int32), np.array([1, 5, 8])
     run = partial(generate, model, seed=0, new_tokens=4, sampling=GREEDY, end_ids=(2, 11))
@@ -198,7 +198,7 @@ def test_any_end_token_ends_its_row():
 
 
 def test_seeds():
-    """Case G08: a model to which all ids are alike shows the draws themselves.
+    """A model to which all ids are alike shows the draws themselves.
 
     They differ between seeds, rows and positions, are the same again, and the same whether a row is alone or not.
     """
@@ -217,7 +217,7 @@ def test_seeds():
 
 
 def test_rows_have_numbers():
-    """Case G08: row 3 draws the same whatever stands in the rows before it, or whether there are any."""
+    """Row 3 draws the same whatever stands in the rows before it, or whether there are any."""
     model = filled(lambda key: Gpt(key, GPT), np.zeros)
     run = partial(begin, model, seed=7, new_tokens=8)
     prompts, lengths = np.full((4, 3), 7), np.full(4, 3)

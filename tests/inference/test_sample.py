@@ -63,7 +63,7 @@ def test_cache_and_weights_are_cut_as_the_rules_say(run: Path):
 
 
 def test_batches_change_nothing(loaded: TrainedModel):
-    """Case G08: prompt i draws from (seed, i) whichever batch it is in."""
+    """Prompt i draws from (seed, i) whichever batch it is in."""
     prompts = ["5", "20 21 22", "5", "7 7", "5"]
     together, apart = (list(continue_prompts(loaded, prompts, Options(tokens=6, batch_size=n))) for n in (5, 2))
     assert [made.ids for made in together] == [made.ids for made in apart]
@@ -71,7 +71,7 @@ def test_batches_change_nothing(loaded: TrainedModel):
 
 
 def test_any_of_several_end_tokens(loaded: TrainedModel):
-    """Case G04: the earliest end token that is made ends a continuation, whichever it is."""
+    """The earliest end token that is made ends a continuation, whichever it is."""
     [free] = continued(loaded, "0", temperature=0)
     for end in (free.ids[2], free.ids[5]):
         [made] = continued(replace(loaded, end_ids=(298, end)), "0", temperature=0)

@@ -24,7 +24,7 @@ def draws(sampling, count=4000):
 
 @pytest.mark.parametrize(("p", "kept"), [(0, 1), (0.5, 1), (0.51, 2), (0.75, 2), (0.76, 3), (1, 4)])
 def test_smallest_set_of_probability_p(p, kept):
-    """Case G06: probabilities 1/2, 1/4, 1/8, 1/8."""
+    """Probabilities 1/2, 1/4, 1/8, 1/8."""
     filtered = keep_top_p(LOGITS, p)
     order = [1, 3, 0, 2]
     np.testing.assert_array_equal(filtered[jnp.array(order[:kept])], LOGITS[jnp.array(order[:kept])])
@@ -45,7 +45,7 @@ def test_kept_set_is_the_smallest(p, seed):
 
 @pytest.mark.parametrize(("k", "kept"), [(0, 4), (1, 1), (2, 2), (4, 4), (100, 4)])
 def test_k_largest(k, kept):
-    """Case G06: 0 switches the filter off, more than there are keep all."""
+    """0 switches the filter off, more than there are keep all."""
     assert np.isfinite(keep_top_k(LOGITS, k)).sum() == kept
 
 

@@ -18,7 +18,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
 
 
 def test_exactly_one_beginning_of_sequence(trained: TrainedModel):
-    """Case G10: none where training had none, one where it is asked for."""
+    """None where training had none, one where it is asked for."""
     bos, ids = trained.tokenizer.bos_id, trained.tokenizer.encode("the fox")
     assert bos is not None
     assert trained.encode("the fox") == ids
@@ -53,7 +53,7 @@ def imported(directory: Path, **files: object) -> Path:
 
 
 def test_imported_models(tmp_path: Path):
-    """Cases G04 and G10: end tokens are a list, and texts begin with one token, also if a template spells it out."""
+    """End tokens are a list, and texts begin with one token, also if a template spells it out."""
     there = load_model(imported(tmp_path, **{"generation_config.json": {"eos_token_id": [7, 1, 11]}}))
     assert there.end_ids == (1, 7, 11)
     assert (there.prefix, there.suffix) == ((0,), ())  # a decoder goes on where a prompt ends

@@ -29,7 +29,7 @@ def rewrite(path: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("kv_heads", [4, None, 2, 1])
 def test_key_value_heads(kv_heads: int | None, tmp_path: Path) -> None:
-    """Case F08: as many as query heads, said or not; two; one."""
+    """As many as query heads, said or not; two; one."""
     from tests.interop import references
 
     model = references.llama(kv_heads or 4)
@@ -46,7 +46,7 @@ def test_key_value_heads(kv_heads: int | None, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("largest", "count"), [("9KB", 2), ("1GB", 1)])
 def test_dtypes_and_shards_come_back(largest: str, count: int, tmp_path: Path) -> None:
-    """Case F09: bf16 in two files, or one, is again what it was, names, config and index included."""
+    """Bf16 in two files, or one, is again what it was, names, config and index included."""
     import torch
 
     from tests.interop import references
@@ -65,7 +65,7 @@ def test_dtypes_and_shards_come_back(largest: str, count: int, tmp_path: Path) -
 
 
 def test_interleaved_rotary_layout(tmp_path: Path) -> None:
-    """Case F02: the same model with the rows of every query and key head in the order of LLaMA's first release."""
+    """The same model with the rows of every query and key head in the order of LLaMA's first release."""
     from tests.interop import references
 
     model = references.reference("llama")  # head dim 8
@@ -88,7 +88,7 @@ def test_interleaved_rotary_layout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_run_that_began_here_is_exported_without_its_padding(tied: bool, tmp_path: Path) -> None:
-    """Case F04: 50,257 words were trained as 50,304 rows."""
+    """50,257 words were trained as 50,304 rows."""
     import transformers
 
     words = [

@@ -179,7 +179,7 @@ def assert_same(ours: Tokenizer, theirs: Any) -> None:
     ("kind", "model_type"), [*((kind, "llama") for kind in KINDS), (gpt2, "gpt2"), (gpt2, "qwen2"), (llama, "qwen2")]
 )
 def test_ids_of_transformers_are_ours(kind: Any, model_type: str, tmp_path: Path) -> None:
-    """Case W10. GPT-2, LLaMA and Qwen2: transformers has classes of their own for them, which are not asked."""
+    """GPT-2, LLaMA and Qwen2: transformers has classes of their own for them, which are not asked."""
     (tmp_path / "out").mkdir()
     ours = build_tokenizer(kind(tmp_path))
     assert write_tokenizer(ours, tmp_path / "out", model_type=model_type, longest=64, names_are_text=True)
@@ -192,7 +192,7 @@ def test_ids_of_transformers_are_ours(kind: Any, model_type: str, tmp_path: Path
 
 @pytest.mark.parametrize(("kind", "model_type"), [(cased, "bert"), (uncased, "megatron-bert"), (t5, "t5")])
 def test_masked_models_read_the_names_of_special_tokens(kind: Any, model_type: str, tmp_path: Path) -> None:
-    """Case W10: [MASK] and <extra_id_0> in a prompt are the tokens; BERT's texts stand between [CLS] and [SEP]."""
+    """[MASK] and <extra_id_0> in a prompt are the tokens; BERT's texts stand between [CLS] and [SEP]."""
     (tmp_path / "out").mkdir()
     ours = build_tokenizer(kind(tmp_path))
     masked = model_type != "t5"
@@ -209,7 +209,7 @@ def test_masked_models_read_the_names_of_special_tokens(kind: Any, model_type: s
 
 
 def test_texts_of_plain_ids(tmp_path: Path) -> None:
-    """Case W10: a run whose texts are numbers has a tokenizer of numbers, which reads nothing else."""
+    """A run whose texts are numbers has a tokenizer of numbers, which reads nothing else."""
     (tmp_path / "out").mkdir()
     ours = build_tokenizer(TokenizerConfig(type="null", vocab_size=50, extra_ids=3))
     write_tokenizer(ours, tmp_path / "out", model_type="gpt2", longest=64, names_are_text=True)
@@ -223,7 +223,7 @@ def test_texts_of_plain_ids(tmp_path: Path) -> None:
 
 
 def test_what_would_mean_other_ids_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Case W10: a model of whole words; transformers says that there is no tokenizer instead of making one up."""
+    """A model of whole words; transformers says that there is no tokenizer instead of making one up."""
     (tmp_path / "out").mkdir()
     file = pieces(tmp_path / "w.model", model_type="word", vocab_size=30)
     ours = build_tokenizer(TokenizerConfig(type="sentencepiece", model=file))
@@ -253,7 +253,7 @@ def made_run(folder: Path, tokenizer: TokenizerConfig, *more: str) -> tuple[Path
 
 @pytest.mark.parametrize("kind", [quickstart, gpt2, tok_json])
 def test_an_exported_run(kind: Any, tmp_path: Path) -> None:
-    """Case W10: through `megajax.convert export`, model and tokenizer together."""
+    """Through `megajax.convert export`, model and tokenizer together."""
     import transformers
 
     run, ours = made_run(tmp_path, kind(tmp_path))
@@ -266,7 +266,7 @@ def test_an_exported_run(kind: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [quickstart, gpt2])
 def test_roles_as_text_are_told(kind: Any, tmp_path: Path) -> None:
-    """Case W12: a run of instruction data without a chat template says how it wrote conversations."""
+    """A run of instruction data without a chat template says how it wrote conversations."""
     run, ours = made_run(tmp_path, kind(tmp_path), "data.kind=instruction")
     export_model(run, tmp_path / "out")
     theirs = loaded(tmp_path / "out", "gpt2")

@@ -20,7 +20,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_round_trip(name: str, tmp_path: Path) -> None:
-    """Cases F06 and F08, and the same for all others: outputs within 1e-4 of the largest, files equal to the bit."""
+    """Outputs within 1e-4 of the largest, files equal to the bit."""
     from tests.interop import references
 
     model = references.reference(name)

@@ -21,7 +21,7 @@ PROMPTS = ["3 4 5 6 7", "11", "20 21 22", "48 30 30 31 7 7 40"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens(name: str, tmp_path: Path) -> None:
-    """Ragged prompts together here, one by one there; any of several end tokens ends a row (case G04)."""
+    """Ragged prompts together here, one by one there; any of several end tokens ends a row."""
     from tests.interop import references
 
     reference = references.reference(name)

@@ -57,7 +57,7 @@ def set_up(folder: Path, make: Any, model_type: str, settings: dict[str, Any]) -
 @pytest.mark.needs("transformers")
 @pytest.mark.parametrize("case", CASES)
 def test_beginnings(case: str, tmp_path: Path) -> None:
-    """Case W12: a beginning of sequence stands before texts here where it does there."""
+    """A beginning of sequence stands before texts here where it does there."""
     make, model_type, settings = CASES[case]
     ours, theirs = set_up(tmp_path, make, model_type, settings)
     # SentencePiece has two spaces where a text begins with one, and so do the models; LlamaTokenizer has one
@@ -73,7 +73,7 @@ def test_beginnings(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.needs("transformers")
 def test_sentinels_of_t5(tmp_path: Path) -> None:
-    """Case W10: T5's own vocabulary counts them down, and its texts end with an end."""
+    """T5's own vocabulary counts them down, and its texts end with an end."""
     ours, theirs = set_up(tmp_path, imported_t5, "t5", {"tokenizer_class": "T5Tokenizer", "extra_ids": 100})
     names = [f"<extra_id_{i}>" for i in range(100)]
     assert tuple(theirs.convert_tokens_to_ids(names)) == ours.sentinel_ids
@@ -98,7 +98,7 @@ def test_cls_is_no_beginning(tmp_path: Path) -> None:
 @pytest.mark.needs("transformers")
 @pytest.mark.parametrize("name", ["chatml", "llama2", "llama3", "gemma"])
 def test_chats_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Case W12: text and ids of `apply_chat_template`, answers and prompts, through an export as well."""
+    """Text and ids of `apply_chat_template`, answers and prompts, through an export as well."""
     template = chats.TEMPLATES[name]
     ours = chats.byte_level(tmp_path, template)
     theirs = loaded(tmp_path, "llama")
@@ -120,7 +120,7 @@ def test_chats_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.needs("torch", "transformers")
 def test_what_a_run_changed_goes_out_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Case W12: without the beginning that its tokenizer would put before texts; unchanged, the files are the same."""
+    """Without the beginning that its tokenizer would put before texts; unchanged, the files are the same."""
     import transformers
 
     from tests.interop import references

@@ -151,7 +151,7 @@ def test_two_tasks(cluster: Cluster, tmp_path: Path):
 
 
 def test_a_crash_takes_the_others_along_and_is_restarted(cluster: Cluster, tmp_path: Path):
-    """Case M05: nobody waits for a task that is gone."""
+    """Nobody waits for a task that is gone."""
     crash = "if start == 0:\n    os.kill(os.getpid(), signal.SIGKILL) if task else time.sleep(60)\nprint('fine')"
     before, log = time.monotonic(), tmp_path / "log"
     code, text = cluster.finish(cluster.submit(log, COMMAND=program(tmp_path, crash)), log)

@@ -66,7 +66,7 @@ def test_nothing_looks_ahead():
 
 
 def test_documents_do_not_see_each_other():
-    """Case C07: E ends a document; query 4 sees key 4 alone, query 5 keys 4 and 5, query 7 key 7."""
+    """E ends a document; query 4 sees key 4 alone, query 5 keys 4 and 5, query 7 key 7."""
     E = 9
     config = DataConfig(seq_length=8, reset_attention=True)
     batch = make_batch([np.array([5, 6, 7, E, 8, 1, E, 3, 4])], np.array([0]), config, eod=E)

@@ -68,7 +68,7 @@ def test_stack_has_the_structure_of_a_block():
 
 
 def test_program_does_not_grow_with_depth(config):
-    """Case X03: loss and gradients of 4 and of 32 layers are programs of as many lines."""
+    """Loss and gradients of 4 and of 32 layers are programs of as many lines."""
     batch = batch_of(random_tokens(2, 8), labels=random_tokens(2, 8, seed=1), weights=np.ones((2, 8), np.float32))
 
     def lines(layers):

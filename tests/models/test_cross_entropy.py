@@ -97,7 +97,7 @@ def test_tied_head(chunk):
 
 
 def test_logits_of_one_chunk_only(monkeypatch):
-    """Case X05: the program has arrays of [chunk, V] logits and none of [T, V]."""
+    """The program has arrays of [chunk, V] logits and none of [T, V]."""
     monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 4 * V)
     loss = jax.grad(partial(linear_cross_entropy, vocab_size=VOCAB, bias=np.zeros(V)), argnums=(0, 1))
     program = jax.jit(loss).lower(*inputs()).as_text()
@@ -106,7 +106,7 @@ def test_logits_of_one_chunk_only(monkeypatch):
 
 
 def test_bf16_gradients_are_summed_in_fp32(monkeypatch):
-    """Case C21 with a token a chunk: 1 and 256 times 2^-9 are 1.5, where a bf16 sum would stay at 1."""
+    """A token a chunk: 1 and 256 times 2^-9 are 1.5, where a bf16 sum would stay at 1."""
     monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 2)
     x, head = np.ones((1, 257, 1), jnp.bfloat16), np.zeros((2, 1), jnp.bfloat16)  # both ids have probability 1/2
     labels, weights = np.zeros((1, 257), np.int32), np.full((1, 257), 2.0**-8, np.float32)

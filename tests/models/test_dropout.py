@@ -28,7 +28,7 @@ def masks(step, samples, layer, site, size=256):
 
 
 def test_all_masks_differ():
-    """Case C17: between rows, layers, sites and steps two masks agree on about half of their elements."""
+    """Between rows, layers, sites and steps two masks agree on about half of their elements."""
     drawn = [
         masks(step, samples=[0, 1, 2], layer=layer, site=site)
         for step in (0, 1)

@@ -53,7 +53,7 @@ def test_names_and_axes():
     ("config", "tables"), [(GPT, ["position_embedding", "word_embedding"]), (LLAMA, ["head", "word_embedding"])]
 )
 def test_only_matrices_and_embeddings_decay(config, tables):
-    """Case C25: no norm and no bias, whatever it is called, and the same in one block as in the stacked ones."""
+    """No norm and no bias, whatever it is called, and the same in one block as in the stacked ones."""
     assert decayed(abstract(lambda key: Gpt(key, config))) == DECAYED + tables
     assert [f"blocks.{name}" for name in decayed(abstract(lambda key: Block(key, config)))] == DECAYED
 

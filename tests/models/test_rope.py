@@ -27,7 +27,7 @@ def turn(x, positions, config):
 
 
 def test_angles_at_far_positions():
-    """Case C23. In bf16, 257 would round to 256 and the two positions would coincide."""
+    """In bf16, 257 would round to 256 and the two positions would coincide."""
     positions = np.array([256, 257, 4095])
     cos, sin = rope_angles(jnp.array([positions]), HEAD_128)
 

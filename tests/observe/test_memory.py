@@ -70,13 +70,12 @@ def test_plan_of_a_compiled_step():
     ],
 )
 def test_messages_of_xla(message, needed):
-    """Case X05. What XLA says on GPUs, old and new, and on CPUs."""
+    """What XLA says on GPUs, old and new, and on CPUs."""
     assert requested_bytes(message) == needed
     assert explain_out_of_memory(message, USED).startswith("out of memory: a device needs ")
 
 
 def test_needed_and_available_bytes():
-    """Case X05."""
     message = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 67243081728 bytes."
     assert explain_out_of_memory(message, USED) == (
         "out of memory: a device needs 67,243,081,728 bytes (62.62 GiB) more, 55,834,574,848 bytes (52.00 GiB) of "
@@ -86,7 +85,7 @@ def test_needed_and_available_bytes():
 
 
 def test_running_out_of_memory_is_one_line():
-    """Case X05. A real failure: 64 TiB."""
+    """A real failure: 64 TiB."""
     step = jax.jit(lambda x: jnp.sort(x * jnp.ones(2**44)))
     both = r"needs 70,368,744,177,664 bytes \(65536.00 GiB\) more, [\d,]+ bytes"
     with pytest.raises(InputError, match=both), explained_out_of_memory():

@@ -82,7 +82,7 @@ def test_hosts_are_measured_against_the_steps_since(hands):
 
 
 def test_nobody_is_called_slow_after_a_few_steps(hands):
-    """Case V12: two steps were enough. What was measured in them is not lost."""
+    """Two steps were enough. What was measured in them is not lost."""
     clock = Clock(hands)
     pace = Pace(clock)
     slow, fine = np.array([[0.01, 0.1], [2.0, 0.1]]), np.array([[0.1, 0.1], [0.1, 0.1]])

@@ -81,7 +81,7 @@ def test_a_small_run(tmp_path, capsys):
 
 
 def test_every_step_of_simulated_devices_has_its_own_time(tmp_path):
-    """Case W17: the first one, the last one, and those around an evaluation. Dispatching a step waits for it here."""
+    """The first one, the last one, and those around an evaluation. Dispatching a step waits for it here."""
     with open_reporter(tmp_path) as reporter:
         for step in range(1, 6):
             time.sleep(0.02 * step)

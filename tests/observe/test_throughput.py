@@ -17,7 +17,7 @@ def throughput(peak_flops=989.5e12):
 
 
 def test_speed_of_several_steps():
-    """Case T03. 420 TFLOP/s of the dense peak."""
+    """420 TFLOP/s of the dense peak."""
     speed = throughput().speed(samples=1680, seconds=2.0, steps=4)
     assert speed.seconds == 0.5
     assert speed.tokens_per_second == 1680 * 2048 / 2
@@ -26,12 +26,11 @@ def test_speed_of_several_steps():
 
 
 def test_unknown_peak_gives_no_mfu():
-    """Case T03."""
     assert throughput(peak_flops=None).speed(samples=8, seconds=1.0).mfu is None
 
 
 def test_description_names_formula_convention_and_peak():
-    """Case T03. The peak used is printed."""
+    """The peak used is printed."""
     text = throughput().describe()
     assert "MFU = model FLOPs / (seconds x 8 devices x peak)" in text
     assert "full attention" in text and "989.5 TFLOP/s, dense bf16 of H100" in text

@@ -57,7 +57,7 @@ def choice(config: Config, platform: str = "gpu") -> Kernel:
 
 @pytest.mark.parametrize("need", NEEDS)
 def test_a_kernel_refuses_what_it_cannot_do(need: Need) -> None:
-    """Case W03: rather than leave it out. Documents are all that the ring knows; the plain kernel knows everything."""
+    """Rather than leave it out. Documents are all that the ring knows; the plain kernel knows everything."""
     pattern, segment_ids, drop = CALLS[need]
     assert needs_of(pattern, segment_ids, drop) == {need}
     q = jnp.ones((1, 4, 2, 8), jnp.bfloat16)
@@ -132,7 +132,7 @@ def unused(step: Any, *args: Any) -> set[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_step_of_a_gpu_uses_every_array_of_its_batch(kind: str) -> None:
-    """Case W03: the training step and, but for what training alone needs, the evaluation step."""
+    """The training step and, but for what training alone needs, the evaluation step."""
     words, expected, reason = KINDS[kind]
     config = config_of(words)
     assert choice(config).reason == reason

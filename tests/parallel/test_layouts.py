@@ -64,7 +64,7 @@ def reference() -> dict[str, Outcome]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_computes_the_same(reference: dict[str, Outcome], layout: str) -> None:
-    """Cases C13, C15 and C17: losses, gradients and norms of one device."""
+    """Losses, gradients and norms of one device."""
     sizes, micro = LAYOUTS[layout]
     model = layout.split(maxsplit=1)[0]
     outcome = train_layout(tiny_config(MODELS[model], micro, optim=OPTIM), ParallelConfig(**({"data": 1} | sizes)))

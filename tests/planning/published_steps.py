@@ -266,5 +266,5 @@ def jax() -> list[Row]:
 
 
 def published() -> list[Row]:
-    """All of A100s and H100s in figures.md, sections 2a, 3d and 5a to 5c."""
+    """Return all published step times of A100s and H100s."""
     return [*papers(), *readme(), *nemo(), *jax()]

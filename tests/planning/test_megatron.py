@@ -99,7 +99,7 @@ def test_in_flight_is_capped_by_the_microbatches() -> None:
 
 
 def test_uneven_stages() -> None:
-    """Case T06: 8 layers on 3 stages; the heaviest has 3 of them, and norms are whole on every tensor rank."""
+    """8 layers on 3 stages; the heaviest has 3 of them, and norms are whole on every tensor rank."""
     config = config_of(8, 512, 8, pipe=3, tensor=2)
     matrices, biases, norms = 12 * 512**2, 3 * 512 + 4 * 512, 4 * 512 + 2 * 512  # norms and row-parallel biases
     assert stage_parameters(config, mesh_of(config), 1) == 3 * ((matrices + biases) / 2 + norms)

@@ -56,7 +56,7 @@ def test_hysteresis_is_refilled_by_growth_only():
 
 
 def test_endless_overflow_halves_to_the_minimum_and_stops_the_run():
-    """Case C19. 65536 (kept once by the hysteresis), 32768, ..., 1, then an error after a set number of skips."""
+    """65536 (kept once by the hysteresis), 32768, ..., 1, then an error after a set number of skips."""
     config = LossScaleConfig(initial=65536, hysteresis=2, minimum=1, max_skips_at_minimum=3)
     states = trace(config, [True] * 20)
     assert scales(states) == [65536, 65536, *(2.0**n for n in range(15, -1, -1)), 1, 1, 1]

@@ -170,7 +170,7 @@ GPT_DECAYED = {".embedding.value", ".blocks.qkv.value", ".blocks.out.value", ".b
 @pytest.mark.parametrize("layers", [(), (L,), (1, 2, 1)], ids=["unstacked", "stacked", "pipeline"])
 @pytest.mark.parametrize("switches", [{}, {"bias": False, "swiglu": True}], ids=["gpt", "llama"])
 def test_only_matrices_and_embeddings_are_decayed(switches, layers):
-    """Case C25. The documented rule, read off from what a zero gradient does; the same stacked and unstacked."""
+    """The documented rule, read off from what a zero gradient does; the same stacked and unstacked."""
     model = Model(layers=layers, **switches)
     after, _ = run(build(model, weight_decay=0.5), model, jax.tree.map(jnp.zeros_like, model), lr=0.5)
     before, after = named_leaves(model), named_leaves(after)
@@ -198,7 +198,7 @@ def test_muon_keeps_no_second_moment_of_the_matrices():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_skipped_step_changes_nothing_even_when_gradients_are_nan(rule):
-    """Case C19 (parameters, moments and counts stay); under jit with donated inputs."""
+    """Parameters, moments and counts stay; under jit with donated inputs."""
     model = Model()
     optimizer = build(model, name=rule)
     step = jax.jit(partial(apply_update, optimizer=optimizer), donate_argnums=(0, 1))
@@ -218,7 +218,7 @@ def rms(x):
 
 
 def test_muon_moves_fused_matrices_alike():
-    """Case W18. Queries' and gate's gradients 100 times the others': all move by about 0.2 x 0.875, as if alone."""
+    """Queries' and gate's gradients 100 times the others': all move by about 0.2 x 0.875, as if alone."""
     config = ModelConfig(
         num_layers=2, hidden_size=64, num_heads=8, num_kv_heads=4, ffn_hidden_size=96, vocab_size=50, positions="rope",
         activation="swiglu", norm="rmsnorm", bias=False,
@@ -342,7 +342,7 @@ def test_norm_of_half_precision_is_taken_in_float32():
 
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs 4 (simulated) devices")
 def test_replicated_gradients_count_once():
-    """Case C11. On a tensor axis of 4, a replicated gradient of norm 3 and a sharded one of norm 4 make 5, not 7.2."""
+    """On a tensor axis of 4, a replicated gradient of norm 3 and a sharded one of norm 4 make 5, not 7.2."""
     mesh = Mesh(np.asarray(jax.devices()[:4]), ("tensor",))
     grads = {
         "norm": jax.device_put(jnp.array([3.0, 0.0]), NamedSharding(mesh, P())),

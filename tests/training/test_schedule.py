@@ -35,7 +35,7 @@ def curve(s, n):
 
 
 def test_warmup_4_of_10():
-    """Case C27. The first step has learning rate 0 (Megatron-LM's choice); the minimum comes at n = decay."""
+    """The first step has learning rate 0 (Megatron-LM's choice); the minimum comes at n = decay."""
     expected = [0, 0.25, 0.5, 0.75, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0, 0]
     np.testing.assert_allclose(curve(schedule(warmup=4), 11), expected, atol=1e-7)
 
@@ -43,7 +43,7 @@ def test_warmup_4_of_10():
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("warmup", "decay"), [(0, 10), (0, 0), (10, 10), (4, 10)])
 def test_edges_are_finite_and_bounded(style, warmup, decay):
-    """Case C27. Warm-up 0, decay 0, warm-up = total: no exception, never above the peak, at the minimum after it."""
+    """Warm-up 0, decay 0, warm-up = total: no exception, never above the peak, at the minimum after it."""
     s = schedule(style, warmup=warmup, decay=decay, minimum=0.1, init=0.1)
     values = curve(s, decay + 1)
     assert np.isfinite(values).all()

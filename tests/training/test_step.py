@@ -48,7 +48,7 @@ def run(compiled: Any, batch: Batch) -> tuple[dict[str, np.ndarray], dict[str, f
 
 
 def test_loss_is_the_mean_over_unmasked_tokens(one_batch: Any, four_microbatches: Any) -> None:
-    """Case C01: microbatches with 2 and with 26 trainable tokens weigh by token, not by microbatch."""
+    """Microbatches with 2 and with 26 trainable tokens weigh by token, not by microbatch."""
     batch = masked_batch(tiny_config(), [1, 1, 13, 13, 0, 16, 5, 7])
     whole, accumulated = run(one_batch, batch), run(four_microbatches, batch)
     assert whole[1]["tokens"] == accumulated[1]["tokens"] == 56
@@ -58,7 +58,7 @@ def test_loss_is_the_mean_over_unmasked_tokens(one_batch: Any, four_microbatches
 
 
 def test_a_microbatch_without_tokens_counts_nothing(one_batch: Any, four_microbatches: Any) -> None:
-    """Case C03, first half: the other three microbatches alone."""
+    """The other three microbatches alone."""
     batch = masked_batch(tiny_config(), [16, 16, 0, 0, 16, 16, 16, 16])
     loss = run(four_microbatches, batch)[1]["lm loss"]
     assert np.isfinite(loss)
@@ -66,7 +66,6 @@ def test_a_microbatch_without_tokens_counts_nothing(one_batch: Any, four_microba
 
 
 def test_a_step_without_tokens_is_skipped_with_a_warning(one_batch: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Case C03, second half."""
     before = gathered(one_batch[0])
     after, metrics = run(one_batch, masked_batch(tiny_config(), [0] * BATCH))
     assert metrics["skipped"] == 1
@@ -96,7 +95,7 @@ def fp16_config(**scale: Any) -> Any:
 
 
 def test_fp16_overflow_skips_the_step_and_halves_the_scale() -> None:
-    """Case C19: from 2^40 every gradient overflows; scales, and everything else untouched."""
+    """From 2^40 every gradient overflows; scales, and everything else untouched."""
     config = fp16_config(initial=2.0**40, hysteresis=2, max_skips_at_minimum=3)
     state, step, feed, _ = compile_layout(config, ONE)
     before = gathered(state)
@@ -114,7 +113,7 @@ def test_fp16_overflow_skips_the_step_and_halves_the_scale() -> None:
 
 
 def test_fp16_stops_after_skips_at_the_smallest_scale() -> None:
-    """Case C19: no silent endless skipping."""
+    """No silent endless skipping."""
     config = fp16_config(initial=1.0, max_skips_at_minimum=2)
     metrics = {"skipped": 1.0, "tokens": 8.0, "skips-at-minimum": 2.0, "bad-steps": 0.0}
     metrics |= {"lm loss": 1.0, "grad-norm": np.inf}
@@ -138,7 +137,7 @@ def test_half_precision_keeps_fp32_master_weights(precision: str) -> None:
 
 
 def test_gradients_accumulate_in_fp32() -> None:
-    """Case C21: sums of bf16 gradients do not lose small terms, as bf16 sums would."""
+    """Sums of bf16 gradients do not lose small terms, as bf16 sums would."""
     train = TrainConfig(steps=5, global_batch_size=BATCH, micro_batch_size=1, precision="bf16")
     eight = train_layout(tiny_config(GPT, train=train), ONE, steps=1).first_gradients
     whole = train_layout(tiny_config(GPT, train=replace(train, micro_batch_size=8)), ONE, steps=1).first_gradients
@@ -150,7 +149,7 @@ def test_gradients_accumulate_in_fp32() -> None:
 
 
 def test_norm_gradients_under_sequence_parallelism_are_whole() -> None:
-    """Case C09: tensor 2 with sequence parallelism, every norm, against one device."""
+    """Tensor 2 with sequence parallelism, every norm, against one device."""
     one = train_layout(tiny_config(GPT, 8), ONE, steps=1)
     two = train_layout(tiny_config(GPT, 8), ParallelConfig(data=1, tensor=2), steps=1)
     norms = {name: value for name, value in one.first_gradients.items() if "norm" in name}

@@ -168,7 +168,7 @@ def first_gradients(config: Config) -> dict[str, np.ndarray]:
     ("name", "precision", "most"), [("gpt", "bf16", 0.02), ("gpt", "fp16", 0.005), ("t5", "bf16", 0.02)]
 )
 def test_biases_and_norms_are_as_close_as_matrices(name: str, precision: str, most: float) -> None:
-    """Case W04: 10,000 tokens that all push the same way, against fp32. (A 16-bit sum is off by a tenth.)"""
+    """10,000 tokens that all push the same way, against fp32. (A 16-bit sum is off by a tenth.)"""
     batch = f"data.seq_length=8 data.decoder_seq_length=8 train.global_batch_size={TOKENS // 8}"
     words = (*batch.split(), f"train.micro_batch_size={TOKENS // 8}", "optim.name=sgd", "optim.clip_grad=0")
     exact = first_gradients(config_of(name, 8, *words))

@@ -65,7 +65,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> HarnessModel:
 
 
 def test_pairs_that_share_a_token(reader: HarnessModel):
-    """Case W13: the context's own tokens, and what the whole text has behind as many of its own."""
+    """The context's own tokens, and what the whole text has behind as many of its own."""
     encode = reader.trained.encode
     pairs = [
         ("the w", "orld says hello"),
@@ -89,13 +89,13 @@ def test_pairs_that_share_a_token(reader: HarnessModel):
     [("hell", "o", "2 and 0"), ("the world", "", "2 and 0"), ("", "", "1 and 0"), ("  ", "hello", "0 and 2")],
 )
 def test_pairs_without_a_token_of_their_own(reader: HarnessModel, context: str, continuation: str, counts: str):
-    """Case W13: the harness's own model fails on them; none is certain, none divides by zero."""
+    """The harness's own model fails on them; none is certain, none divides by zero."""
     with pytest.raises(InputError, match=f"{continuation!r} have {counts} tokens"):
         reader.loglikelihood([asked(context, continuation)])
 
 
 def test_a_continuation_that_begins_with_the_beginning(model: HarnessModel):
-    """Case W13: behind an empty context the token that begins texts is there once."""
+    """Behind an empty context the token that begins texts is there once."""
     model.beginning, before = 7, model.beginning
     try:
         assert model._pair("", "7 8 9") == ([7, 8, 9], 2)
@@ -111,7 +111,7 @@ def test_a_continuation_longer_than_the_model(model: HarnessModel):
 
 @pytest.mark.skipif(not INSTALLED, reason="lm-evaluation-harness is not installed (pip install lm-eval)")
 def test_pairs_are_cut_as_the_harness_does(reader: HarnessModel):
-    """Case W13: every cut of some texts, by the harness's own class; where one refuses, so does the other."""
+    """Every cut of some texts, by the harness's own class; where one refuses, so does the other."""
     from lm_eval.api.model import TemplateLM
 
     class Theirs(TemplateLM):
@@ -134,7 +134,7 @@ def test_pairs_are_cut_as_the_harness_does(reader: HarnessModel):
 
 
 def test_chats(tmp_path: Path):
-    """Case W12: --apply_chat_template writes contexts by the tokenizer's own, and its tokens are tokens."""
+    """--apply_chat_template writes contexts by the tokenizer's own, and its tokens are tokens."""
     run = make_run(tmp_path / "run", WORDS, vocab_size=300)
     chatty = HarnessModel(str(run))
     with pytest.raises(InputError, match="no chat template"):
@@ -154,7 +154,7 @@ def test_chats(tmp_path: Path):
 
 
 def test_generation_without_room_or_temperature(model: HarnessModel):
-    """Case W13: what the harness's own model refuses."""
+    """What the harness's own model refuses."""
     with pytest.raises(InputError, match="256 new tokens leave no room for a context: the model sees 32"):
         model.generate_until([asked("1", {"until": []})])
     with pytest.raises(InputError, match="do_sample=true needs a temperature"):

@@ -57,7 +57,7 @@ def test_round_trip(model_type: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "precision"), [(jnp.bfloat16, "bf16"), (np.float16, "fp16"), (np.float32, "fp32")])
 def test_dtypes(dtype: Any, precision: str, tmp_path: Path) -> None:
-    """Case F09: numbers are held exactly, the run computes in that precision, and it is what export goes back to."""
+    """Numbers are held exactly, the run computes in that precision, and it is what export goes back to."""
     source = made(tmp_path / "source", dtype=dtype)
     import_model(source, tmp_path / "run")
     assert load_config(tmp_path / "run/config.yaml").config.train.precision == precision
@@ -72,7 +72,7 @@ def test_dtypes(dtype: Any, precision: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_run_that_began_here(tied: bool, tmp_path: Path) -> None:
-    """Case F04: trained on data 2 x tensor 4 with 104 rows for 100 words; the files have 100, and say so."""
+    """Trained on data 2 x tensor 4 with 104 rows for 100 words; the files have 100, and say so."""
     model = ModelConfig(**GROUPED | {"tied_head": tied, "num_heads": 8, "num_kv_heads": 4, "vocab_size": 100})
     config = tiny_config(replace(model, vocab_multiple=8))
     state, _, _, _ = compile_layout(config, ParallelConfig(data=2, tensor=4))

@@ -37,7 +37,7 @@ def test_parts_lie_side_by_side_where_the_last_has_its_1() -> None:
 
 
 def test_interleaved_rotary_rows() -> None:
-    """Case F02: at head dim 8 rows 0, 2, 4, 6, 1, 3, 5, 7 of an interleaved head are the half-split one, and back."""
+    """At head dim 8 rows 0, 2, 4, 6, 1, 3, 5, 7 of an interleaved head are the half-split one, and back."""
     rows = list(interleaved(LLAMA)["blocks.attention.qkv"].values())
     numbers = np.repeat(np.arange(8)[:, None], 2, axis=1)
     q, k, v = join([numbers] * 3, rows, SIZES)[0, 0]
@@ -48,7 +48,7 @@ def test_interleaved_rotary_rows() -> None:
 
 
 def test_gpt2_keeps_matrices_as_they_are() -> None:
-    """Case F06: the square output matrix by value, 8 x 8 and untransposed; q, k and v by head."""
+    """The square output matrix by value, 8 x 8 and untransposed; q, k and v by head."""
     sizes = dims(ModelConfig(num_layers=1, hidden_size=8, num_heads=2, max_positions=4, vocab_size=5))
     square = np.arange(64).reshape(8, 8)
     (pattern,) = GPT2["blocks.attention.out"].values()

@@ -49,7 +49,7 @@ def test_old_and_new_words_for_the_rotary_embedding() -> None:
 
 @pytest.mark.parametrize(("given", "kv_heads"), [(4, 4), (None, 4), (2, 2), (1, 1)])
 def test_key_value_heads(given: int | None, kv_heads: int) -> None:
-    """Case F08: not said, or said to be null, they are as many as the query heads."""
+    """Not said, or said to be null, they are as many as the query heads."""
     settings = FAMILIES["llama"].write(MODELS["llama"]) | {"num_key_value_heads": given}
     assert read("llama", settings).kv_heads == kv_heads
     if given is None:
