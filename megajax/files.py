@@ -30,11 +30,16 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         while True:
             temporary = path.with_name(f".{path.name}.{uuid4().hex}")
             file = temporary.open("xb", 1 << 20)
-            with suppress(OSError):  # a file system without locks
+            try:
                 _hold(file)
+            except BlockingIOError:  # taken for a leftover, which is about to be removed
+                file.close()
+                continue
+            except OSError:  # a file system without locks
+                pass
             if temporary.exists():
                 break
-            file.close()  # taken for a leftover before it was locked
+            file.close()  # removed as a leftover before it was locked
         with file:
             yield file
             file.flush()

@@ -74,7 +74,7 @@ def generate_text(
         prompts: texts to continue.
         step: of the checkpoint; None for the newest.
         words: layout and precision, such as `parallel.tensor=2`.
-        options: those of `training.sample.Options`.
+        options: those of `inference.sample.Options`.
     """
     wanted = Options(**options)
     trained = load_model(run_dir, step, words, "generation", WRITES)

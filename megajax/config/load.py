@@ -98,9 +98,10 @@ def load_run(run: Path, overrides: Sequence[str] = ()) -> Loaded:
     """
     file = run / CONFIG
     layers = _read_file(file, f"file {file}", of_run=True)
-    values = with_kind({key: field.default for key, field in FIELDS.items()} | layers[-1].values)
-    for key in ignored_keys(FIELDS, values):
-        del layers[-1].values[key]
+    defaults = {key: field.default for key, field in FIELDS.items()}
+    while ignored := ignored_keys(FIELDS, with_kind(defaults | layers[-1].values)):  # one may need another of them
+        for key in ignored:
+            del layers[-1].values[key]
     return _join([*layers, _Layer("command line", _read_words(overrides))])
 
 

@@ -98,13 +98,13 @@ def _map_paths(values: Mapping[str, Any], change: Callable[[str], str]) -> dict[
             changed[key] = change(value)
         elif value:
             weighted = key.endswith("path") and len(value) > 1
-            changed[key] = tuple(item if weighted and _is_number(item) else change(item) for item in value)
+            changed[key] = tuple(item if weighted and as_number(item) is not None else change(item) for item in value)
     return changed
 
 
-def _is_number(word: str) -> bool:
+def as_number(word: str) -> float | None:
+    """Read a word of a data path as the weight that it is, or return None where it is a file."""
     try:
-        float(word)
+        return float(word)
     except ValueError:
-        return False
-    return True
+        return None

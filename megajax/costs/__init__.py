@@ -1,1 +1,1 @@
-"""Closed forms of a configuration's costs (parameters, FLOPs and memory), and the table of GPUs."""
+"""Parameters, FLOPs and memory of a configuration, worked out without running it, and the table of GPUs."""

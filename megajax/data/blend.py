@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megajax.config.base import InputError
+from megajax.config.run_files import as_number
 from megajax.data.cache import fingerprint, load_or_build
 from megajax.data.dataset import Batch, Dataset, gather_rows
 
@@ -36,7 +37,7 @@ def parse_data_path(words: Sequence[str]) -> list[Source]:
     """
     if len(words) == 1:
         return [Source(words[0], None)]
-    numbers = [_number(word) for word in words]
+    numbers = [as_number(word) for word in words]
     if all(number is None for number in numbers):
         return [Source(prefix, None) for prefix in words]
     weights, prefixes = [number for number in numbers[0::2] if number is not None], words[1::2]
@@ -52,13 +53,6 @@ def parse_data_path(words: Sequence[str]) -> list[Source]:
                 f"data path: weight {word} of {prefix} is not a positive finite number; leave out unused sources"
             )
     return [Source(prefix, weight) for weight, prefix in zip(weights, prefixes, strict=True)]
-
-
-def _number(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None
 
 
 def source_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int], list[int]]:

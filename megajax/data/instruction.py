@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class InstructionDataset:
-    """Packed conversations of a token file made by `conversations.py`.
+    """Packed conversations of a token file made by `corpus.conversations`.
 
     A conversation longer than a row loses its end; one that would lose all its answers is left out. A warning counts
     both.

@@ -92,7 +92,7 @@ class TrainedModel:
         return Prompt(text, (*(() if there else self.prefix), *ids, *self.suffix))
 
     def chat(self, messages: Sequence[Message]) -> Prompt:
-        """Return the prompt for the assistant's next answer: the ids that stood before it in training (`data.chat`).
+        """Return the prompt for the assistant's next answer: the ids that stood before it in training (`corpus.chat`).
 
         Raises:
             InputError: a message has no role or text, or the chat template cannot write it.

@@ -47,7 +47,7 @@ def token_losses(
     psum: Callable[[jax.Array], jax.Array] = identity,
     pmax: Callable[[jax.Array], jax.Array] = identity,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Compute cross-entropy over a vocabulary of which this shard holds some columns (Megatron-LM: three reductions of
+    """Compute cross-entropy over a vocabulary of which this shard holds some columns (Megatron-LM's three reductions of
     [C]).
 
     Args:

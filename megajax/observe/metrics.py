@@ -25,7 +25,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from megajax.config.base import InputError
 from megajax.config.config import LogConfig
-from megajax.files import atomic_write
+from megajax.files import atomic_write, remove_leftovers
 
 Scalars = dict[str, float]
 
@@ -72,6 +72,7 @@ class JsonlWriter:
     def __init__(self, path: Path, resumed_step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._last: list[object] = []
+        remove_leftovers(path)
         if resumed_step == 0:
             path.unlink(missing_ok=True)  # of a start that never reached a checkpoint
         elif path.exists():

@@ -23,7 +23,7 @@ class BatchSizeRamp:
 
     @classmethod
     def from_config(cls, train: TrainConfig) -> BatchSizeRamp:
-        """Return the ramp of `train.rampup` (checked by `config.checks`), or a constant `train.global_batch_size`."""
+        """Return the ramp of `train.rampup` (checked by `TrainConfig`), or a constant `train.global_batch_size`."""
         final = train.global_batch_size
         start, increment, ramp_samples = train.rampup or (final, 1, 0)
         return cls(start, increment, ramp_samples, final)

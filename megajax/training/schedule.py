@@ -103,7 +103,7 @@ class Schedule:
         """Count everything in samples: steps are multiplied by the (final) global batch size.
 
         Args:
-            optim: Schedule as the user wrote it, checked by `config.checks`.
+            optim: Schedule as the user wrote it, checked by `OptimConfig` and `config.checks`.
             total_samples: Length of the run; where the decay ends unless `optim` says otherwise.
             global_batch_size: Samples per step.
 

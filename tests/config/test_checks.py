@@ -102,6 +102,11 @@ def test_a_head_dim_of_its_own_frees_the_width():
             "model.num_heads 12 is not a multiple of parallel.tensor 8 (12 % 8 = 4)",
         ),
         (
+            "model.experts=4 model.bias=false model.dense_layers=1 model.expert_ffn_size=32 model.hidden_size=12 "
+            "model.num_heads=2 model.activation=swiglu",
+            "model.ffn_hidden_size comes out as 0 for hidden_size 12: set it",
+        ),
+        (
             "model.ffn_hidden_size=3070 parallel.tensor=4",
             "model.ffn_hidden_size 3070 is not a multiple of parallel.tensor 4",
         ),

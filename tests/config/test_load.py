@@ -198,6 +198,9 @@ def test_a_run_of_an_older_version_that_took_keys_which_are_ignored(tmp_path):
     assert "optim.decay_steps is for optim.decay_style linear" in refusal(file)
     with pytest.raises(InputError, match=r"optim\.min_lr is for optim\.decay_style linear"):
         load_run(tmp_path, ["optim.min_lr=1e-4"])
+    # One of them may need another.
+    write(tmp_path / "config.yaml", "model: {rope_scaling_factor: 8.0, rope_low_frequency: 2.0}\n")
+    assert load_run(tmp_path).config.model == ModelConfig()
 
 
 def test_two_wrong_values_are_both_named(tmp_path):

@@ -3,7 +3,8 @@
 Every tokenizer here turns text into exactly its tokens: no beginning or end of sequence is added, nothing is truncated
 or padded, and a literal "<|endoftext|>" in a document is ordinary text. What stands around a document or prompt is said
 apart (`prefix`, `suffix`, `eod_id`) and put there by whoever makes one. `encode_marked` reads the names of special
-tokens as these, for chats and prompts that want that; `export.py` writes any tokenizer as transformers reads it.
+tokens as these, for chats and prompts that want that; `interop.hf.tokenizers` writes any tokenizer as transformers
+reads it.
 Ids that are added to a vocabulary come after it, in Megatron-LM's order, so that token files can be exchanged.
 """
 

@@ -17,6 +17,7 @@ the name of its key.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as attribute
@@ -279,11 +280,13 @@ class Family:
             if values.get(key):
                 raise InputError(f"config.json: there is a {key}, which megajax lacks: save the model without it")
         settings = Settings(values, self.defaults, self.aliases, tensors)
-        fields = _merged(row.read(settings) for row in self.rows)
+        read = [(row.defaults, row.read(settings)) for row in self.rows]
         try:
-            model = ModelConfig(**fields)
-        except InputError as error:
-            raise InputError(f"config.json: {error}") from None
+            model = ModelConfig(**_merged(fields for _, fields in read))
+        except InputError as error:  # speaks of our fields
+            theirs = {f"model.{ours}": key for keys, fields in read for key, ours in _only_pair(keys, fields)}
+            text = re.sub(r"model\.\w+", lambda name: theirs.get(name[0], name[0]), str(error))
+            raise InputError(f"config.json: {text}") from None
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))
@@ -295,6 +298,11 @@ class Family:
     def write(self, model: ModelConfig) -> dict[str, Any]:
         """Return config.json of a model, without `architectures`, `model_type` and dtype."""
         return _merged(row.write(model) for row in self.rows)
+
+
+def _only_pair(keys: Defaults, fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the key and the field of a row that ties one to one, in a list that is empty for other rows."""
+    return list(zip(keys, fields, strict=True)) if len(keys) == len(fields) == 1 else []
 
 
 def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -303,7 +303,7 @@ class Manifest:
         except TypeError:
             raise InputError(f"{path} is not what an import wrote: import the model again") from None
 
-    def completed(self, names: Iterable[str], there: Mapping[str, str]) -> Self:
+    def completed(self, names: Collection[str], there: Mapping[str, str]) -> Self:
         """Add heads that the files lack.
 
         Args:

@@ -165,6 +165,8 @@ def read_architecture(args: Namespace, ignored: Collection[str] = (), *, bert: b
 def _model(**values: Any) -> ModelConfig:
     try:
         return ModelConfig(**values)
+    except InputError as error:
+        raise InputError(f"the checkpoint's args: {error}") from None
     except ValidationError as error:
         problem = error.errors()[0]
         key, given = problem["loc"][0], problem["input"]

@@ -114,6 +114,7 @@ def test_the_shortest_pattern_is_read(types: list[str] | None, pattern: tuple[st
         ("qwen2_moe", WINDOW | {"max_window_layers": 1}, "max_window_layers is 1"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "layer_types is .* it has .*full_attention"),
         ("gpt2", {"hidden_size": 32}, "n_embd is 16 and hidden_size, which means the same, 32"),
+        ("gpt2", {"n_head": 3}, r"config.json: n_embd 16 is not a multiple of n_head 3"),
         ("gpt2", {"n_layer": "2"}, "n_layer is '2', not a whole number of 32 bits"),
         ("gpt2", {"layer_norm_epsilon": math.nan}, "layer_norm_epsilon is nan, not a number"),
         ("gpt2", {"is_causal": False}, "is_causal is False"),
