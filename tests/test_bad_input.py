@@ -19,6 +19,8 @@ import pytest
 from megajax.data.indexed import IndexedWriter
 from megajax.train import main
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SETTINGS = (
     "output_dir=run", "tokenizer.type=null", "tokenizer.vocab_size=31", "data.seq_length=8", "data.split=100",

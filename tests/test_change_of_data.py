@@ -14,6 +14,8 @@ from megajax.data.indexed import IndexedWriter
 from megajax.train import main
 from tests.runs import ALL_DEVICES, WORDS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:

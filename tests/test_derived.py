@@ -31,6 +31,8 @@ from tests.made_runs import make_run
 from tests.runs import ROOT, records
 from tests.test_bad_input import the_error
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
     "data.seq_length=8", "data.split=100", "evaluation.steps=0", "model.num_layers=1", "model.hidden_size=64",
     "model.num_heads=4", "model.max_positions=16", "train.steps=1", "train.global_batch_size=8", "log.peak_tflops=1",

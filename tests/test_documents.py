@@ -21,6 +21,8 @@ import pytest
 
 from tests.test_repository import ROOT
 
+pytestmark = pytest.mark.slow
+
 DOCUMENTS = ("README.md", "docs/adding-a-model.md", "launch/README.md", "CONTRIBUTING.md")
 PROGRAMS = ("pip", "python", "python3.11", "pytest", "srun", "sbatch", "kubectl", "head", "eval")
 """Blocks that begin with one of these are commands."""
@@ -89,6 +91,7 @@ CHANGES = {
     'pip install -e ".[dev]" && pre-commit install': Change(
         "", 'pip install -e ".[dev]" && pre-commit install', ":", INSTALLED
     ),
+    'pytest -m "not slow"': Change("tests/config/test_load.py -q -n 0", reason="all of them take minutes"),
     "pytest": Change("tests/config/test_load.py -q -n 0", reason="all of them is what .ci/run does"),
     "python -m megajax.verify configs/verify": Change("--most 1"),
     ".ci/run": Change("", ".ci/run", "bash -n .ci/run", "this test is a part of it"),

@@ -20,6 +20,8 @@ from megajax.train import Trainer, main, train
 from megajax.training.run_directory import RunDirectory
 from tests.runs import ALL_DEVICES, WORDS, arrays, records
 
+pytestmark = pytest.mark.slow
+
 Words = Callable[..., list[str]]
 
 

@@ -23,6 +23,8 @@ from megajax.models.layout import Layout
 from megajax.train import train
 from tests.made_runs import MODEL, make_run
 
+pytestmark = pytest.mark.slow
+
 GREEDY = Sampling(temperature=0)
 
 

@@ -31,6 +31,8 @@ from megajax.verify import main as verify
 from tests.interop.hf.made import MODELS, change, made
 from tests.runs import ALL_DEVICES, WORDS, arrays, records
 
+pytestmark = pytest.mark.slow
+
 DATA_ALONE = [
     *(f"parallel.{axis}=1" for axis in ("fsdp", "tensor", "pipe")),
     "parallel.data=8",

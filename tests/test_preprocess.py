@@ -41,6 +41,7 @@ def output(directory: Path, name: str) -> dict[str, bytes]:
     return {path.name.removeprefix(name): path.read_bytes() for path in directory.glob(f"{name}_*.*")}
 
 
+@pytest.mark.slow
 def test_killed_runs_are_continued_to_the_same_bytes(tmp_path: Path):
     results = kill_preprocessing.kill_and_continue(tmp_path, kills=3, documents=20_000, workers=2, seed=1)
 

@@ -14,6 +14,8 @@ import pytest
 from megajax.train import main
 from tests.runs import ALL_DEVICES, WORDS, finish, records, start_job
 
+pytestmark = pytest.mark.slow
+
 AT_STEP = "from megajax.train import Trainer\ntake_step = Trainer.take_step\n"
 """Python that runs in every process before training; what it makes of `take_step` happens at that step."""
 PIPELINE = ["parallel.pipe=2", "parallel.data=2", "parallel.fsdp=1", "parallel.tensor=2", "train.micro_batch_size=2"]

@@ -17,6 +17,8 @@ from megajax.training.schedule import Schedule
 from tests.made_runs import make_run
 from tests.runs import ALL_DEVICES, WORDS, records
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -82,6 +82,7 @@ def test_hooks_need_no_network():
     assert {hook["language"] for hook in hooks} == {"system"}
 
 
+@pytest.mark.slow
 def test_tests_are_skipped_by_what_each_needs():
     """Without PyTorch and transformers, those against them: no module fails to be read, and the others pass."""
     without = "import sys, pytest; sys.modules.update(torch=None, transformers=None)"

@@ -70,6 +70,7 @@ def test_vocabulary_of_a_tokenizer_that_is_not_trained_yet():
     assert padded - told.model_size == (128 - 28) * 64
 
 
+@pytest.mark.slow
 def test_command_needs_no_device():
     """3,072 of them on a machine whose only platform does not exist; nothing is broken over two lines."""
     command = [sys.executable, *"-m megajax.show models/gpt3_175b.yaml --devices 3072".split(), *LAYOUT]

@@ -12,6 +12,8 @@ from megajax.config import load_config
 from megajax.train import join_cluster, main, train
 from tests.runs import ALL_DEVICES, WORDS, assert_same_run, finish, records, start
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:

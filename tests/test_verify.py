@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 SMALL = "verify/gpt_tiny.yaml model.num_layers=2 model.hidden_dropout=0 model.attention_dropout=0 --steps 2".split()
 
 
+@pytest.mark.slow
 def test_command() -> None:
     """Four of the layouts of two devices; the tool brings its own devices and leaves nothing behind."""
     command = [sys.executable, "-m", "megajax.verify", *SMALL, "--devices", "2", "--most", "4", "train.precision=bf16"]
@@ -39,6 +40,7 @@ def test_command() -> None:
     assert verdict == "all layouts agree with one device"
 
 
+@pytest.mark.slow
 def test_a_broken_layout_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the sum over replicas of one gradient, the tensor is named and the exit code is 1."""
     reduce = Runner._reduce_over_data

@@ -8,6 +8,7 @@ import pytest
 from bench import compile_depth, framework_overhead
 
 
+@pytest.mark.slow
 def test_bare_step_is_the_same_mathematics(capsys: pytest.CaptureFixture[str]):
     """Three steps from the same weights: the same losses, so the same gradients and updates."""
     model = replace(framework_overhead.GPT, num_layers=2, hidden_size=64, num_heads=2, max_positions=32, vocab_size=256)
@@ -19,6 +20,7 @@ def test_bare_step_is_the_same_mathematics(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out.count("ratio") == 2
 
 
+@pytest.mark.slow
 def test_eight_times_the_depth_is_the_same_program():
     """To a few instructions: the compiler cuts arrays of other sizes into other pieces."""
     shallow, deep = compile_depth.SHALLOW, compile_depth.DEEP

@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from bench.chaos.chaos import write_corpus
 from bench.chaos.events import Fill, Kill, Moment, Raise, Terminate
 from bench.chaos.jobs import Disk, Layout
 from bench.chaos.run import Run
+
+pytestmark = pytest.mark.slow
 
 WORDS = ["train.steps=30", "checkpoint.every=3", "checkpoint.keep_last=3", "evaluation.every=5"]
 SMALL = Layout(2, 1, ("parallel.fsdp=2", "parallel.tensor=1"))

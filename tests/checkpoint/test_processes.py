@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 HEAD = """
 import logging, os, sys, time
@@ -83,6 +85,7 @@ def start(code: str, directory: Path) -> list[subprocess.Popen[str]]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_both_go_by_what_one_of_them_finds(tmp_path: Path) -> None:
     """Local copies of step 3, then step 1, as step 2 is damaged; process 0 reports it. Read again by one process."""
     processes = start(DECISIONS, tmp_path)
@@ -99,6 +102,7 @@ def test_both_go_by_what_one_of_them_finds(tmp_path: Path) -> None:
     assert not list((tmp_path / "fast").iterdir())
 
 
+@pytest.mark.slow
 def test_one_that_fails_does_not_wait_for_the_other(tmp_path: Path) -> None:
     """Which was lost amid a save: its error shows at once."""
     processes = start(LOST, tmp_path)

@@ -26,6 +26,8 @@ from megajax.training.step import build_init
 from tests.checkpoint.small import restored_step, save_steps, shardings, small_state
 from tests.harness import BATCH, GPT, compile_layout, gathered, random_samples, tiny_config
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SAVED_ON = ParallelConfig(data=2, tensor=4)
 

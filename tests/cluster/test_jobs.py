@@ -24,6 +24,8 @@ from megajax.cluster import Cluster, Watchdog, check_devices, detect, join
 from megajax.config import ClusterConfig, InputError
 from megajax.config.cli import entry_point
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 60
 HOST = socket.gethostname()
 

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from megajax.cluster.watchdog import Watchdog
 
 HANG = """
@@ -22,6 +24,7 @@ with Watchdog(0.5, "runs/x") as dog:
 """
 
 
+@pytest.mark.slow
 def test_a_hang_ends_with_stacks_and_code_4():
     start = time.monotonic()
     root = Path(__file__).parents[2]
@@ -32,6 +35,7 @@ def test_a_hang_ends_with_stacks_and_code_4():
     assert "in waiting_for_godot" in done.stderr
 
 
+@pytest.mark.slow
 def test_beats_and_suspension_keep_it_quiet():
     """It would end this very process."""
     with Watchdog(0.4, "test") as dog:

@@ -287,6 +287,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     return plain.get(hint, st.none())
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(config=values_of(Config))
 def test_a_dumped_configuration_loads_back_equal(tmp_path_factory, config):

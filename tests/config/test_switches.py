@@ -93,6 +93,7 @@ def test_every_key_of_the_model_is_tried() -> None:
     assert {f"model.{key}" for key in OTHERS} == {key for key in FIELDS if key.startswith("model.")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_key_of_the_model_changes_it_or_is_refused(name: str) -> None:
     ignored = []

@@ -157,6 +157,7 @@ def test_close_to_the_compiler(row: Any) -> None:
     assert memory.temporary / GIB == pytest.approx(row.temporary, rel=0.12)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="compiling for a GPU that is not there needs the CUDA plugin")
 @pytest.mark.parametrize("row", SMALL[:2], ids=[row.words for row in SMALL[:2]])
 def test_close_to_the_compiler_now(row: Any) -> None:

@@ -49,6 +49,7 @@ def unusual(key: str, value: Any) -> Any:
     return value * 1.25 + 0.015625 if isinstance(value, float) and key != "router_jitter_noise" else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_key_that_is_missing_or_null(name: str, tmp_path: Path) -> None:
     """Without each key in turn, the file reads as transformers completes it; null is refused, or means the same."""
@@ -78,6 +79,7 @@ def test_a_key_that_is_missing_or_null(name: str, tmp_path: Path) -> None:
     assert changed > 5, "nothing depended on what was left out"
 
 
+@pytest.mark.slow
 def test_the_window_of_a_mistral_that_names_none(tmp_path: Path) -> None:
     """It is 4,096 tokens: with one layer, what comes behind them is computed without the first ones."""
     import torch

@@ -86,6 +86,7 @@ def test_interleaved_rotary_layout(tmp_path: Path) -> None:
         assert_same_outputs(model, imported_model(tmp_path / "wrong"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_run_that_began_here_is_exported_without_its_padding(tied: bool, tmp_path: Path) -> None:
     """50,257 words were trained as 50,304 rows."""
@@ -113,6 +114,7 @@ def test_a_run_that_began_here_is_exported_without_its_padding(tied: bool, tmp_p
     assert_same_outputs(exported.eval(), model)
 
 
+@pytest.mark.slow
 def test_heads_that_were_drawn_go_out_once_they_are_trained(tmp_path: Path) -> None:
     """An encoder without heads, imported with new ones: what training made of them is in the export."""
     import transformers

@@ -19,6 +19,7 @@ NAMES = ["gpt2", "llama", "llama-3.1", "mistral", "qwen2", "qwen3", "mixtral", "
 PROMPTS = ["3 4 5 6 7", "11", "20 21 22", "48 30 30 31 7 7 40"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens(name: str, tmp_path: Path) -> None:
     """Ragged prompts together here, one by one there; any of several end tokens ends a row."""
@@ -53,6 +54,7 @@ def generated(reference: Any, prompt: tuple[int, ...], end_ids: tuple[int, ...])
     return tokens, scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["t5", "t5-1.1"])
 def test_encoder_and_decoder(name: str, tmp_path: Path) -> None:
     """Prompts go through the encoder once; the decoder begins with its own first token."""

@@ -14,6 +14,7 @@ from megajax.planning.deviceless import TARGETS, _proto
 from tests.launch.programs import ROOT, finish, launch, python
 
 
+@pytest.mark.slow
 def test_xla_knows_every_flag():
     """It ends a program that names an unknown one."""
     flags = " ".join(f"--{row.name}={row.value}" for row in TABLE if row.kind == "xla")

@@ -189,6 +189,7 @@ def test_sigterm_between_two_starts_ends_it(tmp_path: Path):
     assert time.monotonic() - before < 10
 
 
+@pytest.mark.slow
 def test_a_real_run_goes_on_after_a_lost_process(tmp_path: Path):
     """Two processes train; one of them is killed; two new ones go on from its checkpoint to the end."""
     words = tiny_run(tmp_path, "train.steps=80", "checkpoint.every=20")

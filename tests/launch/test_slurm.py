@@ -23,7 +23,10 @@ from tests.launch.programs import ROOT, tiny_run, until
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scancel", "sinfo", "scontrol")
 PATH = f"{os.environ['PATH']}:/usr/sbin"
 MISSING = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"SLURM is not installed: no {', '.join(MISSING)}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"SLURM is not installed: no {', '.join(MISSING)}"),
+]
 
 # No accounting, cgroups, munge or network beyond the loopback; the same user for everything.
 CONFIGURATION = """

@@ -117,6 +117,7 @@ def test_tokens_see_both_sides_and_no_padding(config):
     np.testing.assert_array_equal(after[1, :5], before[1, :5])
 
 
+@pytest.mark.slow
 def test_losses_and_gradients(config):
     """As if all logits had been made and nothing were computed twice; a sample without a pair label has no share."""
     model, batch = random_bert(config), masked_batch(config)
@@ -165,6 +166,7 @@ def test_bf16(config):
     assert {loss.dtype for loss in losses.values()} == {jnp.dtype("float32")}
 
 
+@pytest.mark.slow
 def test_initial_losses_are_those_of_a_guess():
     """Of 50 ids and of two orders."""
     model, batch = Bert(jax.random.key(0), MEGATRON), masked_batch(MEGATRON)

@@ -82,6 +82,7 @@ def test_documents_of_a_sample_are_strangers(config):
     np.testing.assert_allclose(logits, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_loss_and_gradient(config):
     """Of every weight, with all activations recomputed, as if nothing were and all logits had been made."""
     model = random_model(config)

@@ -5,6 +5,7 @@ from functools import cache
 
 import jax
 import numpy as np
+import pytest
 
 from megajax.config.model import ModelConfig
 from megajax.models.gpt import Gpt
@@ -43,6 +44,7 @@ def test_spread():
             np.testing.assert_array_equal(values, float(name.endswith("scale")), err_msg=name)
 
 
+@pytest.mark.slow
 def test_padding_is_zero_and_changes_nothing():
     """Rows 100 to 127 or 255 are zero; all others, and the loss, are bit-equal under both multiples."""
     small, large = weights(), weights(vocab_multiple=256)

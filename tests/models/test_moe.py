@@ -55,6 +55,7 @@ def mlp(x: jax.Array, fc1: jax.Array, fc2: jax.Array, c: ModelConfig) -> jax.Arr
     return first @ fc2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_value_and_gradient_match_loops(kind):
     moe, rng = random_moe(KINDS[kind]), np.random.default_rng(1)
@@ -87,6 +88,7 @@ def test_every_token_has_k_different_experts_and_all_are_served():
     assert (queues.starts[0], queues.ends[-1]) == (0, 600)
 
 
+@pytest.mark.slow
 def test_nothing_is_dropped_when_all_want_the_same():
     """A router that sends 400 tokens to experts 2 and 0: both queues hold all of them, in several blocks."""
     config = replace(MIXTURE, experts=16)

@@ -141,6 +141,7 @@ def test_who_sees_whom(config):
     np.testing.assert_array_equal(changed("decoder_tokens", 2) > 1e-4, [False, False, True, True, True, True])
 
 
+@pytest.mark.slow
 def test_loss_and_gradient(config):
     """As if all logits had been made and nothing were computed twice."""
     model, batch = random_t5(config), padded_batch()
@@ -173,6 +174,7 @@ def test_bf16(config):
     assert {loss.dtype for loss in losses.values()} == {jnp.dtype("float32")}
 
 
+@pytest.mark.slow
 def test_initial_loss_is_that_of_a_guess(config):
     """Also where the head divides by sqrt(D): 50 ids."""
     model, batch = T5(jax.random.key(0), config), padded_batch()

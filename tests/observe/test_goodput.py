@@ -155,6 +155,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_survives_kill_9(tmp_path):
     path = tmp_path / "goodput.json"
     for kills in range(1, 5):

@@ -14,6 +14,8 @@ from megajax.config import DataConfig, ParallelConfig, TrainConfig
 from megajax.parallel.zigzag import in_true_order, token_order
 from tests.harness import BATCH, GPT, LLAMA, Outcome, tiny_config, train_layout, worst
 
+pytestmark = pytest.mark.slow
+
 PACKED = DataConfig(seq_length=16, reset_attention=True, reset_positions=True, mask_eod_loss=True)
 """Documents that do not see each other, with positions and loss masks of their own: seams everywhere."""
 DROPOUT = replace(GPT, hidden_dropout=0.1, attention_dropout=0.1)

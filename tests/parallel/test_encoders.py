@@ -16,6 +16,8 @@ from megajax.config import Config, ParallelConfig, load_config
 from megajax.planning.equivalence import Outcome, comparable, compare
 from tests.harness import train_layout
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = {
     "bert_tiny pipe-2 context-2 tensor-2": {"pipe": 2, "context": 2, "tensor": 2},
     "bert_tiny data-2 fsdp-2 tensor-2 zero": {"data": 2, "fsdp": 2, "tensor": 2, "zero": 1},

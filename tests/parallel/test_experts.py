@@ -21,6 +21,8 @@ from megajax.planning.equivalence import compare
 from megajax.planning.layouts import layout_name, legal_layouts
 from tests.harness import LLAMA, Outcome, tiny_config, train_layout
 
+pytestmark = pytest.mark.slow
+
 MIXTURE = replace(
     LLAMA, num_layers=2, experts=4, expert_ffn_size=32, shared_ffn_size=32, shared_gate=True, balance_loss=0.1,
     z_loss=0.1,

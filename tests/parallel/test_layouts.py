@@ -14,6 +14,8 @@ from megajax.config import OptimConfig, ParallelConfig
 from megajax.planning.equivalence import compare
 from tests.harness import GPT, LLAMA, Outcome, tiny_config, train_layout
 
+pytestmark = pytest.mark.slow
+
 DROPOUT = replace(GPT, num_layers=4, hidden_dropout=0.1, attention_dropout=0.1)
 NINE = replace(LLAMA, num_layers=4, num_heads=9, num_kv_heads=3, hidden_size=72)
 GEMMA = replace(

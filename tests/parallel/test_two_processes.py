@@ -23,6 +23,8 @@ from megajax.config import ParallelConfig
 from megajax.planning.equivalence import compile_layout, random_batch
 from tests.harness import BATCH, GPT, tiny_config
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = {
     # Mesh axes are slowest first: where there are stages, each process is one.
     "pipe": ParallelConfig(pipe=2, data=2, tensor=2),

@@ -17,6 +17,8 @@ from megajax.planning.plan import plan
 from megajax.planning.schema import SCHEMA
 from tests.planning.contracts import breaches, contract
 
+pytestmark = pytest.mark.slow
+
 TINY = Config(
     model=ModelConfig(num_layers=4, hidden_size=128, num_heads=2, max_positions=256, vocab_size=1024),
     data=DataConfig(seq_length=256),

@@ -17,9 +17,10 @@ from megajax.planning.deviceless import CompiledStep, compile_step, has_compiler
 from megajax.planning.plan import plan
 from tests.planning.compiled_memory import NODES_16, published, ring_bytes
 
-pytestmark = pytest.mark.skipif(
-    not has_compiler(), reason="compiling for a GPU that is not there needs the CUDA plugin"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not has_compiler(), reason="compiling for a GPU that is not there needs the CUDA plugin"),
+]
 
 P, M, LAYERS, S, D, TENSOR = 8, 32, 12, 2048, 12288, 8
 WARMUP = COOLDOWN = P - 1

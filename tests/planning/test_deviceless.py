@@ -17,6 +17,8 @@ from megajax.training.schedule import Schedule
 from megajax.training.step import build_init, build_train_step
 from tests.planning.compiled_memory import published
 
+pytestmark = pytest.mark.slow
+
 M, B, S, L, D = 2, 8, 1024, 3, 1024
 SIZES = {"pipe": 1, "data": 2, "fsdp": 2, "expert": 1, "context": 1, "tensor": 8}
 

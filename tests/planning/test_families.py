@@ -223,6 +223,7 @@ def test_parameters_cause_what_is_sent(model: ModelConfig, parallel: dict[str, i
     assert_caused_is_sent(planned(model, **parallel))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="compiling for a GPU that is not there needs the CUDA plugin")
 @pytest.mark.parametrize(
     ("model", "parallel"),

@@ -70,6 +70,7 @@ def test_no_layout() -> None:
         search_layouts(SMALL, H100, 7)
 
 
+@pytest.mark.slow
 def test_175b_on_1024_h100s_in_seconds() -> None:
     """At least as fast as Megatron-LM's layouts of that size: 8 x 16 (its README), 4 x 8 in 12 chunks (NeMo)."""
     words = ["train.precision=bf16", "parallel.data=1", "train.global_batch_size=1536"]

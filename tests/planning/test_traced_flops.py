@@ -166,6 +166,7 @@ def test_a_pipeline_executes_the_same_but_for_its_bubble(remat: Remat, parallel:
     )
 
 
+@pytest.mark.slow
 def test_the_compiled_pipeline_contains_no_second_forward():
     """The compiler does remove what the trace leaves to it.
 

@@ -76,6 +76,7 @@ def test_a_step_without_tokens_is_skipped_with_a_warning(one_batch: Any, caplog:
     assert "step 1 has no unmasked token" in caplog.text
 
 
+@pytest.mark.slow
 def test_padding_of_the_vocabulary_changes_nothing() -> None:
     """Rows added for alignment take no part in the softmax and receive no gradient."""
     sgd = OptimConfig(name="sgd", lr=1e-2, decay_style="constant")
@@ -121,6 +122,7 @@ def test_fp16_stops_after_skips_at_the_smallest_scale() -> None:
         check_step(StepMetrics(9, 72, 8, metrics), config, lambda: 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_keeps_fp32_master_weights(precision: str) -> None:
     """An update far below the resolution of the compute dtype is not lost, and the loss stays close to fp32."""
@@ -136,6 +138,7 @@ def test_half_precision_keeps_fp32_master_weights(precision: str) -> None:
     assert 0 < moved.max() < 1e-5  # bf16 around 1 is 0.0078 apart
 
 
+@pytest.mark.slow
 def test_gradients_accumulate_in_fp32() -> None:
     """Sums of bf16 gradients do not lose small terms, as bf16 sums would."""
     train = TrainConfig(steps=5, global_batch_size=BATCH, micro_batch_size=1, precision="bf16")
@@ -148,6 +151,7 @@ def test_gradients_accumulate_in_fp32() -> None:
     assert worst({name: eight[name]}, {name: whole[name]})[0] < 0.02
 
 
+@pytest.mark.slow
 def test_norm_gradients_under_sequence_parallelism_are_whole() -> None:
     """Tensor 2 with sequence parallelism, every norm, against one device."""
     one = train_layout(tiny_config(GPT, 8), ONE, steps=1)
@@ -165,6 +169,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_by_name() -> None:
         check_step(StepMetrics(12, 96, 8, metrics), tiny_config(), lambda: 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "full", ("qkv", "mlp_hidden")])
 def test_rematerialisation_changes_no_number(remat: Any) -> None:
     """The default (selective) against the other policies."""

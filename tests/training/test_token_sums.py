@@ -164,6 +164,7 @@ def first_gradients(config: Config) -> dict[str, np.ndarray]:
     return {name.removeprefix("opt_state.trace."): np.array(leaf[...]) for name, leaf in trace}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision", "most"), [("gpt", "bf16", 0.02), ("gpt", "fp16", 0.005), ("t5", "bf16", 0.02)]
 )
@@ -178,6 +179,7 @@ def test_biases_and_norms_are_as_close_as_matrices(name: str, precision: str, mo
     assert max(off.values()) < most, max(off, key=lambda key: off[key])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="needs JAX's CUDA plugin")
 def test_the_compiler_of_an_h100_keeps_the_sums_in_fp32() -> None:
     """A GPT with all its biases on one GPU: no reduction of its program, in a fusion or not, has a 16-bit result."""

@@ -90,6 +90,7 @@ def test_scores_are_those_of_the_whole_softmax(run: Path, layout: str):
         assert scores.loss == pytest.approx(-float(expected.sum()), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", OTHERS.values(), ids=OTHERS)
 def test_other_models_on_a_mesh(tmp_path: Path, model: ModelConfig):
     """Experts over `expert` and `tensor`, ALiBi's heads over `tensor`."""

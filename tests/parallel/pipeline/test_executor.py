@@ -66,6 +66,7 @@ def loss_and_gradients(sizes: Pipeline, poison: bool = False) -> tuple[float, di
     return float(losses["lm loss"]), gathered(gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", PIPELINES)
 def test_computes_what_one_device_computes(sizes: Pipeline) -> None:
     """Also where a microbatch has no token that counts, and where there are fewer microbatches than stages."""
@@ -75,6 +76,7 @@ def test_computes_what_one_device_computes(sizes: Pipeline) -> None:
     assert worst(gradients, one)[0] < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", PIPELINES[1:])
 def test_the_bubble_reaches_no_result(sizes: Pipeline) -> None:
     """With nan in every masked slot loss and gradients are finite and the same."""
@@ -154,6 +156,7 @@ def train_fp16(scale: float) -> Outcome:
     return train_layout(config, ParallelConfig(pipe=2, data=1), steps=2)
 
 
+@pytest.mark.slow
 def test_fp16_with_a_loss_scale() -> None:
     """Losses and gradients are those of fp32, as far as fp16 can tell."""
     half, full = train_fp16(2.0**8), train_layout(tiny_config(MODEL, 2), ParallelConfig(pipe=2, data=1), steps=2)
@@ -161,6 +164,7 @@ def test_fp16_with_a_loss_scale() -> None:
     assert worst(half.first_gradients, full.first_gradients)[0] < 0.05
 
 
+@pytest.mark.slow
 def test_an_overflow_on_any_stage_skips_the_step_on_all() -> None:
     outcome = train_fp16(2.0**40)
     assert np.isfinite(outcome.losses).all()
