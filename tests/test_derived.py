@@ -50,8 +50,7 @@ def text(path: Path, words: str = "1 2 3 4 5 6 7 8 9 10 11 12") -> Path:
 
 
 def tokens(run: Path, name: str = "0-a_text_document") -> list[int]:
-    indexed = IndexedDataset(run / "data" / name)
-    return [int(i) for i in indexed[0]]
+    return [int(i) for i in IndexedDataset(run / "data" / name)[0]]
 
 
 @pytest.fixture(autouse=True)
