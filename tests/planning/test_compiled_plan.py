@@ -184,3 +184,9 @@ def test_a_program_that_is_not_what_was_planned(monkeypatch: pytest.MonkeyPatch,
         r"over tensor, layers backward [\d.]+ GiB instead of [\d.]+ MiB; products [\d.]+ TFLOP instead of [\d.]+ TFLOP",
         error,
     )
+
+
+def test_what_a_single_microbatch_sends_is_what_a_step_sends(capsys: pytest.CaptureFixture[str]):
+    """Its loop is unrolled, and the oldest XLA joins the sums of a step under the name of what they sum."""
+    assert main(["quickstart", "--gpus", "2", "--compile", "train.micro_batch_size=8"]) == 0
+    assert capsys.readouterr().err == ""
