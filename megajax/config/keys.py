@@ -71,9 +71,12 @@ MEGATRON_TOKENIZERS: dict[str, dict[str, Any]] = {
 """Megatron-LM's `--tokenizer-type` -> values of `tokenizer.*`."""
 
 
+_VALUES_OF = attrgetter(*FIELDS)
+
+
 def flat_values(config: Config) -> dict[str, Any]:
     """Return every value by its dotted key."""
-    return {key: attrgetter(key)(config) for key in FIELDS}
+    return dict(zip(FIELDS, _VALUES_OF(config), strict=True))
 
 
 def with_kind(values: Mapping[str, Any]) -> dict[str, Any]:

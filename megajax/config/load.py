@@ -1,4 +1,4 @@
-"""From a YAML file, its presets and `key=value` words to one Config, remembering where every value came from.
+"""Build one Config from a YAML file, its presets and `key=value` words, and remember where every value came from.
 
 Later wins: defaults, the run that `init_from` names, preset of the preset, preset, file, command line. A file names its
 preset with the key `preset`: a path relative to the file itself, or the name of one that MegaJAX brings (see

@@ -1,4 +1,4 @@
-"""Non-linearities of an MLP, gated ones included.
+"""Non-linearities: those of an MLP, gated ones included, and the cap of scores and logits.
 
 Shapes: A = 1, or 2 (gate and up) input matrices, F mlp.
 """
@@ -28,3 +28,8 @@ def activate(hidden: jax.Array, activation: Activation) -> jax.Array:
     """Apply the non-linearity to hidden [..., A, F] -> [..., F]; where A is 2, multiply by the second part."""
     first = ACTIVATIONS[activation](hidden[..., 0, :])
     return first * hidden[..., 1, :] if hidden.shape[-2] == 2 else first
+
+
+def capped(logits: jax.Array, softcap: float | None) -> jax.Array:
+    """Return c tanh(logits / c) for a cap c (Gemma 2: 2408.00118 §2), or logits as they are without one."""
+    return logits if softcap is None else softcap * jnp.tanh(logits / softcap)

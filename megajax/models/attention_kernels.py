@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from megajax.models.activations import capped
+
 Places = np.ndarray | jax.Array
 """Places in a sequence, [S], or [B, S] where every sequence has its own."""
 Bias = Callable[[Places, Places], jax.Array]
@@ -157,9 +159,7 @@ def xla_attention(
     kv_heads = k.shape[2]
     q = q.reshape(batch, queries, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32)
-    scores = scores * (head_dim**-0.5 if scale is None else scale)
-    if softcap is not None:
-        scores = softcap * jnp.tanh(scores / softcap)
+    scores = capped(scores * (head_dim**-0.5 if scale is None else scale), softcap)
     if bias is not None:
         scores += bias.reshape(*bias.shape[:-3], kv_heads, heads // kv_heads, *bias.shape[-2:])
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)

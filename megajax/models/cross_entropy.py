@@ -16,6 +16,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from megajax.models.activations import capped
+
 CHUNK_LOGITS = 2**25  # fp32 logits alive at a time: 128 MiB
 Sums = tuple[jax.Array, jax.Array | None]
 """Gradients of head [V, D] (or [D, V]) and bias [V], fp32."""
@@ -136,11 +138,6 @@ def chunked_loss(
     inputs = (chunked(x), chunked(labels), chunked(weights))
     (dhead, dbias), (losses, dx) = jax.lax.scan(one_chunk, sums(zero), inputs)
     return LinearLoss(losses.sum(), dx.reshape(count * chunk, -1)[:tokens], dhead, dbias)
-
-
-def capped(logits: jax.Array, softcap: float | None) -> jax.Array:
-    """Return c tanh(logits / c) for a cap c (Gemma 2: 2408.00118 §2), or logits as they are without one."""
-    return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
 
 
 def chunk_size(tokens: int, vocab: int) -> int:

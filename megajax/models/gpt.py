@@ -11,10 +11,10 @@ from flax import nnx
 
 from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
+from megajax.models.activations import capped
 from megajax.models.attention_kernels import alibi
 from megajax.models.block import Block, stack_layers
 from megajax.models.context import Context, Kind
-from megajax.models.cross_entropy import capped
 from megajax.models.init import normal
 from megajax.models.layout import Layout, Table
 from megajax.models.losses import Losses

@@ -103,7 +103,8 @@ class CompiledPlan:
         }
         together: dict[Place, tuple[Place, ...]] = {place: (place,) for place in PLACES}
         if self.plan.mesh["pipe"] == 1 and Device.of(self.plan.config).microbatches == 1:
-            together["each step"] = (together.pop("each microbatch")[0], "each step")
+            del together["each microbatch"]
+            together["each step"] = ("each microbatch", "each step")
         for axis, closed in self.plan.communication.items():
             for name, places in together.items():
                 planned = sum(closed.places[place] for place in places)
