@@ -3,8 +3,8 @@
 Bytes that last are exact: weights and optimizer state are the model's own arrays under the rule table. The rest are the
 bytes that XLA keeps at the moment when it keeps most, which is one of two:
 
-    a layer's backward    gradient sums, compute copy, saved activations, the gradients of all layers that this
-                          backward runs through, and what one layer works with
+    a layer's backward    gradient sums, compute copy, saved activations, the gradients of all layers (of one, with
+                          stages), and what one layer works with
     head and loss         the same without layer and layer gradients, but with the gradient of the output matrix
 
 Not included are the CUDA context (0.5-0.9 GiB), NCCL (1-2 GiB), scratch of autotuned kernels and fragmentation.
@@ -205,14 +205,15 @@ class _Holder(Device):
     @property
     def backward(self) -> tuple[float, float]:
         """Return the bytes of logits and workspace in the backward of a layer."""
-        width, counts, chunks = self.width, self.counts, self.config.parallel.chunks
-        # The gradients of all layers that the loop runs through. Stages also hold the zeros that it starts from and,
-        # if they have several chunks, the weights of this one.
-        copies = 1 if self.mesh["pipe"] == 1 else 2 if chunks == 1 else 3
-        gradients = copies * width * counts.blocks / chunks
+        width, counts = self.width, self.counts
+        # The loop leaves gradients of all layers, and of both tables. The pipeline adds up those of a layer or a table
+        # before it makes the next.
+        stages = self.mesh["pipe"]
+        layers, tables = (1, 2) if stages == 1 else (self.config.model.num_layers / stages, 1)
+        gradients = width * counts.blocks / layers
         gathered = 2 * width * counts.layer if self.mesh["fsdp"] > 1 else 0
         layer = max(self._layer(stack) for stack in self.stacks)
-        return 2 * FP32 * self.table / self.mesh["fsdp"], gradients + gathered + layer + self._bias + self._experts
+        return tables * FP32 * self.table / self.mesh["fsdp"], gradients + gathered + layer + self._bias + self._experts
 
     def _layer(self, stack: Stack) -> float:
         """Return the bytes of activations and scores of a layer at work."""
@@ -252,8 +253,10 @@ class _Holder(Device):
     def head(self) -> tuple[float, float]:
         """Return the bytes of logits and workspace while the loss is computed."""
         chunks = 2 * min(FP32 * CHUNK_LOGITS, logits_bytes(self.config, self.mesh))
-        # The gradient of the output matrix and its transpose; over `fsdp` there is none, but the gathered matrix.
-        return (FP32 + (FP32 if self.mesh["fsdp"] == 1 else self.width)) * self.table + chunks, 0.0
+        # The gradient of the output matrix and its transpose; over `fsdp` there is none, but the gathered matrix. With
+        # stages there is none either: they add the gradient up as it is.
+        other = self.width if self.mesh["fsdp"] > 1 else FP32 if self.mesh["pipe"] == 1 else 0
+        return (FP32 + other) * self.table + chunks, 0.0
 
 
 def logits_bytes(config: Config, mesh: Mapping[str, int]) -> int:

@@ -164,6 +164,12 @@ def _take(place: int, stacked: jax.Array) -> jax.Array:
     return jax.lax.split(stacked, (1,) * stacked.shape[0])[place].reshape(stacked.shape[1:])
 
 
+def run_block(context: Context, x: jax.Array, block: Any, number: jax.Array) -> tuple[jax.Array, Losses]:
+    """Run one block of a stack, the layer of that number in the model, in the context of its kind."""
+    keys = None if context.keys is None else layer_keys(context.keys, number + 1)
+    return context.layout.weights(block)(x, context._replace(keys=keys))
+
+
 def run_blocks(
     blocks: nnx.Module, x: jax.Array, context: Context, remat: Remat = lambda f: f, first_layer: jax.Array | int = 0
 ) -> tuple[jax.Array, Losses]:
@@ -174,7 +180,7 @@ def run_blocks(
         x: [B, S, D] residual stream.
         context: context of the pass, whose keys are those of the samples.
         remat: wraps the layer function with the rematerialisation policy.
-        first_layer: number of blocks' first layer in the model (a pipeline stage starts further up).
+        first_layer: number of blocks' first layer in the model (a decoder's come after its encoder's).
 
     Returns:
         [B, S, D], and the sums over the layers of the losses that arise inside.
@@ -186,14 +192,9 @@ def run_units(
     units: Units, x: jax.Array, context: Context, remat: Remat = lambda f: f, first_layer: jax.Array | int = 0
 ) -> tuple[jax.Array, Losses]:
     """Run blocks that `in_units` has divided; see `run_blocks`."""
-
-    def layer(of_kind: Context, x: jax.Array, block: Any, number: jax.Array) -> tuple[jax.Array, Losses]:
-        keys = None if context.keys is None else layer_keys(context.keys, number + 1)
-        return context.layout.weights(block)(x, of_kind._replace(keys=keys))
-
     kinds = context.of_kinds
     numbers = in_units(first_layer + jnp.arange(units.layers(len(kinds))), len(kinds))
     numbered = Units((units.whole, numbers.whole), None if units.rest is None else (units.rest, numbers.rest))
     with jax.named_scope("layers"):  # the loop's name in profiles and compiled programs
-        x, losses = scan_units([partial(layer, of_kind) for of_kind in kinds], x, numbered, remat)
+        x, losses = scan_units([partial(run_block, of_kind) for of_kind in kinds], x, numbered, remat)
     return x, jax.tree.map(lambda loss: loss.sum(0), losses)

@@ -1,17 +1,17 @@
 """Interleaved 1F1B as three `lax.scan`s over ticks, inside the region that is manual over `pipe`.
 
-Every stage runs the same program. A forward tick calls `jax.vjp` on one chunk of layers and puts the leaves of the
-closure that it returns into a ring buffer; the backward tick of that slot traces the same call, swaps the stored leaves
-in and pulls the cotangent back. So exactly the activations that the rematerialisation policy names are stored, and only
-the others are computed again. Leaves that the backward tick has anyway (weights, rotary angles, dropout keys) are not
-stored.
+Every stage runs the same program. A forward tick calls `jax.vjp` on the layers of a chunk, one after the other, and
+puts the leaves of the closures that it returns into a ring buffer; the backward tick of that slot traces the same
+calls, swaps the stored leaves in, pulls the cotangent back and adds the gradients of each layer to their sums at once.
+So exactly the activations that the rematerialisation policy names are stored, and only the others are computed again.
+Leaves that the backward tick has anyway (weights, rotary angles, dropout keys) are not stored.
 
 Slots outside the schedule compute on garbage, in time that is bubble anyway, and are masked; nothing branches by
 device. Embedding and loss are computed by all stages together, in ticks known from their number alone. Over `pipe` a
 steady tick sends [B, S, D] one place forward and one place back, and sums it once around an embedding or a loss.
 
 Shapes: P stages, v chunks, n layers of a chunk on a stage, M microbatches, B samples of one on this replica, S
-sequence, D embed.
+sequence, D embed, p kinds of layers in a pattern.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from megajax.models.block import Block, Remat, Units, in_units, run_blocks, run_units
+from megajax.models.block import Block, Remat, run_block
 from megajax.models.context import Context
 from megajax.models.losses import Losses, add, coefficients, objective
 from megajax.models.model import Batch, Model
 from megajax.models.parameters import named_leaves
 from megajax.parallel.collectives import Collectives
-from megajax.parallel.pipeline.schedule import Interleaved1F1B
+from megajax.parallel.pipeline.schedule import Index, Interleaved1F1B
 
 Leaves = list[jax.Array]
+Backward = tuple[jax.Array, Leaves]
+"""What the backward pass of a chunk carries from layer to layer: [B, S, D] gradient of x, and gradient sums."""
+_take = partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+_put = jax.lax.dynamic_update_index_in_dim
 
 
 class Flow(NamedTuple):
@@ -41,13 +45,13 @@ class Flow(NamedTuple):
     """Activation [B, S, D] from the stage before; after this tick's forward slot, the output of that slot."""
     gradient: jax.Array
     """Gradient [B, S, D] from the stage after; after this tick's backward slot, the gradient of its input."""
-    ring: Leaves
-    """Buffers [slots, ...] of what the forward slots in flight have stored.
+    ring: list[Leaves]
+    """Buffers [slots, n / p, ...], for every place in a pattern, of what the forward slots in flight have stored.
 
     Masked slots write where nothing is alive.
     """
     block_sums: Leaves
-    """Gradient sums of this stage's layers, [v, n, ...] fp32 each."""
+    """Gradient sums of this stage's layers, [v n, ...] fp32 each."""
     other_sums: Leaves
     """Gradient sums of all weights outside the blocks, fp32.
 
@@ -111,11 +115,11 @@ class Executor:
         activation = jnp.zeros(x.shape, x.dtype)
         zeros = lambda tree: jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), tree)  # noqa: E731
         losses = zeros(jax.eval_shape(lambda: self._head_losses(self.parts.others, activation, 0)))
-        inside = zeros(jax.eval_shape(lambda: self._run(0, 0, activation)[1]))
+        _, inside, saved = jax.eval_shape(lambda: self._run(0, 0, activation))
+        inside = zeros(inside)
         if not training:
             return Flow(activation, activation, [], [], [], losses, inside)
-        saved = jax.eval_shape(lambda: self._call(0, 0, activation).saved)
-        ring = [jnp.zeros((self.schedule.ring_slots, *a.shape), a.dtype) for a in saved]
+        ring = jax.tree.map(lambda a: jnp.zeros((self.schedule.ring_slots, *a.shape), a.dtype), saved)
         sums = zeros(self.parts.block_leaves), zeros(self.parts.others)
         return Flow(activation, activation, ring, *sums, losses, inside)
 
@@ -136,15 +140,13 @@ class Executor:
 
     def _forward(self, t: jax.Array, flow: Flow) -> Flow:
         slot = self.schedule.forward(t, self.stage)
-        call = self._call(slot.chunk, slot.microbatch, self._input(t, flow))
-        put = jax.lax.dynamic_update_index_in_dim
-        ring = [put(r, leaf, slot.ring_slot, 0) for r, leaf in zip(flow.ring, call.saved, strict=True)]
-        activation, inside = call.output
+        activation, inside, saved = self._run(slot.chunk, slot.microbatch, self._input(t, flow))
+        ring = jax.tree.map(lambda ring, leaf: _put(ring, leaf, slot.ring_slot, 0), flow.ring, saved)
         return flow._replace(activation=activation, ring=ring, inside=_add_if(slot.valid, flow.inside, inside))
 
     def _advance(self, t: jax.Array, flow: Flow) -> Flow:
         slot = self.schedule.forward(t, self.stage)
-        activation, inside = self._run(slot.chunk, slot.microbatch, self._input(t, flow))
+        activation, inside, _ = self._run(slot.chunk, slot.microbatch, self._input(t, flow))
         return flow._replace(activation=activation, inside=_add_if(slot.valid, flow.inside, inside))
 
     def _input(self, t: jax.Array, flow: Flow) -> jax.Array:
@@ -186,14 +188,33 @@ class Executor:
 
     def _backward(self, t: jax.Array, flow: Flow) -> Flow:
         slot = self.schedule.backward(t, self.stage)
-        call = self._call(slot.chunk, slot.microbatch, jnp.zeros_like(flow.activation))
-        stored = [jax.lax.dynamic_index_in_dim(r, slot.ring_slot, keepdims=False) for r in flow.ring]
+        _, context = self._microbatch(slot.microbatch)
+        stored = jax.tree.map(lambda ring: _take(ring, slot.ring_slot, 0), flow.ring)
         cotangent = jnp.where(slot.valid, flow.gradient, jnp.nan) if self.poison else flow.gradient
-        gradients, dx = call.pull(stored)((cotangent, self._factors(flow.inside)))
-        sums = [
-            total.at[slot.chunk].add(jnp.where(slot.valid, g, 0).astype(jnp.float32).reshape(total.shape[1:]))
-            for total, g in zip(flow.block_sums, jax.tree.leaves(gradients), strict=True)
-        ]
+        factors = self._factors(flow.inside)
+
+        # The gradients of a layer are added where they belong at once: stacked up by the loop they would need as much
+        # memory as the weights, and as much again for the zeros that the stacks start from.
+        def layer(of_kind: Context, i: jax.Array, saved: Leaves, dx: jax.Array, sums: Leaves) -> Backward:
+            gradients, dx = self._call(slot.chunk, i, of_kind, jnp.zeros_like(dx)).pull(saved)((dx, factors))
+            row = slot.chunk * self.parts.layers + i
+
+            def add(total: jax.Array, g: jax.Array) -> jax.Array:
+                # Not before the gradient is there: the compiler would read, and hold, the sums of all weights early.
+                g, at = jax.lax.optimization_barrier((g, row))
+                return _put(total, _take(total, at, 0) + jnp.where(slot.valid, g, 0).astype(jnp.float32), at, 0)
+
+            return dx, [add(*pair) for pair in zip(sums, jax.tree.leaves(gradients), strict=True)]
+
+        def pattern(flow: Backward, inputs: tuple[jax.Array, list[Leaves]]) -> tuple[Backward, None]:
+            first, saved = inputs
+            for place, of_kind in reversed([*enumerate(context.of_kinds)]):
+                flow = layer(of_kind, first + place, saved[place], *flow)
+            return flow, None
+
+        with jax.named_scope("transpose(layers)"):  # as JAX names the backward pass of a loop that it differentiates
+            inputs = (self._patterns(context), stored)
+            (dx, sums), _ = jax.lax.scan(pattern, (cotangent, flow.block_sums), inputs, reverse=True)
         flow = flow._replace(gradient=dx, block_sums=sums)
         arriving = self.schedule.embedding_backward(t)
 
@@ -226,22 +247,39 @@ class Executor:
         factors = coefficients(self.parts.config)
         return {name: jnp.float32(factors[name]) for name in losses}
 
-    def _run(self, chunk: jax.Array | int, microbatch: jax.Array | int, x: jax.Array) -> tuple[jax.Array, Losses]:
-        _, context = self._microbatch(microbatch)
-        return run_blocks(self.parts.chunk(chunk), x, context, self.remat, self._first_layer(chunk))
+    def _run(self, chunk: Index, microbatch: Index, x: jax.Array) -> tuple[jax.Array, Losses, list[Leaves]]:
+        """Run one chunk of this stage on one microbatch, a whole pattern of p kinds of layers in each turn of a scan.
 
-    def _call(self, chunk: jax.Array | int, microbatch: jax.Array | int, x: jax.Array) -> Call:
-        """Run one chunk of this stage on one microbatch, ready to be differentiated."""
+        Returns:
+            [B, S, D], the sums over the layers of the losses that arise inside, and for each kind what the backward
+            passes of its layers need, [n / p, ...] each.
+        """
         _, context = self._microbatch(microbatch)
-        # Made ready out here, where the weights that the closure keeps are recognised.
-        blocks = in_units(self.parts.chunk(chunk), len(context.of_kinds))
-        run = partial(run_units, context=context, remat=self.remat, first_layer=self._first_layer(chunk))
-        output, pull = jax.vjp(run, blocks, x)
-        known = (blocks, context.segment_ids, context.angles, context.kinds, context.keys, context.weights)
+
+        def pattern(x: jax.Array, first: jax.Array) -> tuple[jax.Array, tuple[Losses, list[Leaves]]]:
+            inside, saved = [], []
+            for place, of_kind in enumerate(context.of_kinds):
+                call = self._call(chunk, first + place, of_kind, x)
+                x, losses = call.output
+                inside.append(losses)
+                saved.append(call.saved)
+            return x, (jax.tree.map(lambda *losses: jnp.stack(losses), *inside), saved)
+
+        with jax.named_scope("layers"):  # the loop's name in profiles and compiled programs
+            x, (losses, saved) = jax.lax.scan(pattern, x, self._patterns(context))
+        return x, jax.tree.map(lambda loss: loss.reshape(-1).sum(), losses), saved
+
+    def _patterns(self, context: Context) -> jax.Array:
+        """Return [n / p] the places in a chunk where a pattern of p kinds begins: a chunk has whole patterns."""
+        return jnp.arange(0, self.parts.layers, len(context.of_kinds))
+
+    def _call(self, chunk: Index, i: jax.Array, context: Context, x: jax.Array) -> Call:
+        """Run the i-th layer of a chunk in the context of its kind, ready to be differentiated."""
+        block = self.parts.layer(chunk, i)
+        number = (chunk * self.schedule.stages + self.stage) * self.parts.layers + i
+        output, pull = jax.vjp(self.remat(lambda block, x: run_block(context, x, block, number)), block, x)
+        known = (block, number, context.segment_ids, context.angles, context.kinds, context.keys, context.weights)
         return Call(output, pull, known=jax.tree.leaves(known))
-
-    def _first_layer(self, chunk: jax.Array | int) -> jax.Array | int:
-        return (chunk * self.schedule.stages + self.stage) * self.parts.layers
 
 
 class Call:
@@ -258,8 +296,8 @@ class Call:
         """Return the leaves that have to be stored."""
         return [leaf for leaf, stored in zip(self._leaves, self._stored, strict=True) if stored]
 
-    def pull(self, saved: Leaves) -> Callable[[tuple[jax.Array, Losses]], tuple[Units, jax.Array]]:
-        """Return the function from the cotangent of the output to those of (blocks, x), for the call that stored
+    def pull(self, saved: Leaves) -> Callable[[tuple[jax.Array, Losses]], tuple[Block, jax.Array]]:
+        """Return the function from the cotangent of the output to those of (block, x), for the call that stored
         `saved`.
         """
         remaining = iter(saved)
@@ -278,14 +316,13 @@ class Parts:
         self._shapes = [leaf.shape for leaf in leaves]
         self._block_tree = jax.tree.structure(model.blocks)
         self._original = [leaf for leaf, block in zip(leaves, self._is_block, strict=True) if block]
-        self.block_leaves = [leaf if chunks > 1 else leaf[None] for leaf in self._original]
+        self.block_leaves = [leaf.reshape(-1, *leaf.shape[1 + (chunks > 1) :]) for leaf in self._original]
         self.others = [leaf for leaf, block in zip(leaves, self._is_block, strict=True) if not block]
-        self.layers = self.block_leaves[0].shape[1]
+        self.layers = self.block_leaves[0].shape[0] // chunks
 
-    def chunk(self, number: jax.Array | int) -> Block:
-        """Return the layers [n, ...] of one chunk."""
-        pick = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False)  # noqa: E731
-        return jax.tree.unflatten(self._block_tree, [pick(leaf) for leaf in self.block_leaves])
+    def layer(self, chunk: Index, i: Index) -> Block:
+        """Return the i-th layer of a chunk."""
+        return jax.tree.unflatten(self._block_tree, [_take(a, chunk * self.layers + i, 0) for a in self.block_leaves])
 
     def model(self, others: Leaves) -> Model:
         """Return the model with other weights outside the blocks."""

@@ -100,7 +100,7 @@ def kept(sizes: Pipeline, remat: Any) -> list[tuple[int, ...]]:
 
     def start(*arguments: Any) -> jax.Array:
         flow = runner._executor(*arguments)._start(training=True)
-        shapes.extend(leaf.shape for leaf in flow.ring)
+        shapes.extend(leaf.shape for leaf in jax.tree.leaves(flow.ring))
         return jnp.float32(0)
 
     jax.eval_shape(runner._manual(start, arguments[0], PartitionSpec()), *arguments)
