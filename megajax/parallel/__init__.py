@@ -1,1 +1,1 @@
-"""The mesh, the one table from logical axes to mesh axes, communication between devices, and recomputation."""
+"""The mesh, the table from logical axes to mesh axes, communication between devices, and rematerialisation."""

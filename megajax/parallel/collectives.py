@@ -1,6 +1,7 @@
-"""Collectives that vanish over mesh axes of size 1 (XLA refuses some of those inside a partly manual region).
+"""Collectives over mesh axes, left out where an axis has size 1.
 
-All act inside a `jax.shard_map` that is manual over the axes they name.
+XLA refuses some collectives over axes of size 1 in a partly manual region. All functions here are called inside a
+`jax.shard_map` that is manual over the axes they name.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 
 class Collectives:
-    """Collectives over the axes of one mesh."""
+    """Run collectives over the axes of one mesh."""
 
     def __init__(self, mesh: Mesh | AbstractMesh) -> None:
         """Remember the sizes of the axes, and which are longer than 1."""
@@ -37,9 +38,10 @@ class Collectives:
         return jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True) if axis in self.active else x
 
     def swap_order(self, x: jax.Array, first: str, second: str, *, back: bool = False) -> jax.Array:
-        """Move pieces from where they lie if `second` cuts first, to where they lie if `first` does; or back.
+        """Exchange pieces of an array cut over two axes, so that `first` cuts it before `second` instead of after it.
 
-        Each device sends its piece to one other. The axes are in the mesh's order.
+        Each device sends its piece to one other device. The axes are given in the order of the mesh; `back` undoes the
+        exchange.
         """
         if not {first, second} <= self.active:
             return x
@@ -48,7 +50,7 @@ class Collectives:
         return jax.lax.ppermute(x, (first, second), [pair[::-1] for pair in pairs] if back else pairs)
 
     def index(self, *axes: str) -> jax.Array | int:
-        """Return this device's place along `axes`, the first of which varies slowest."""
+        """Return this device's index along `axes`, of which the first varies slowest."""
         return jax.lax.axis_index(names) if (names := self._axes(axes)) else 0
 
     def shift(self, x: jax.Array, axis: str, by: int) -> jax.Array:

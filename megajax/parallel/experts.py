@@ -1,20 +1,22 @@
-"""A mixture of experts over `expert`, which shards experts and samples alike, and `tensor`, which cuts every expert.
+"""Mixture of experts on a mesh: `expert` shards experts and samples alike, `tensor` cuts every expert.
 
-Experts see the tokens of all devices along (expert, tensor) and compute those that are assigned to them (Megatron-LM's
-all-gather dispatcher): no token can be dropped, and the number of bytes sent does not depend on the router. A
-microbatch sends, in elements of one device's slice of the residual stream, with e x t devices:
+An expert receives the tokens of all devices along (expert, tensor) and computes those that are assigned to it
+(Megatron-LM's all-gather dispatcher). So no token is dropped, and the number of bytes sent does not depend on the
+router. A microbatch sends, in elements of one device's slice of the residual stream, with e x t devices:
 
     over expert, tensor     forward   all-gather of [e B, t S, D], reduce-scatter of the same
                             backward  2 all-gather (cotangent; the input again), reduce-scatter
 
-besides experts and shares [e B, t S, k] of the tokens and sums of a few numbers for the losses. Without sequence
-parallelism the two over `tensor` are one all-reduce. Over `fsdp` the matrices of this device's experts are gathered and
-their gradients reduce-scattered; over `context` these are summed, and those of the router over all.
+It also gathers the experts and shares [e B, t S, k] of the tokens, and sums a few numbers for the losses. Without
+sequence parallelism one all-reduce over `tensor` replaces the all-gather and the reduce-scatter. Over `fsdp` the
+matrices of this device's experts are gathered and their gradients reduce-scattered. The experts' gradients are summed
+over `context`, the router's over all automatic axes.
 
-All of it runs in a fully manual region, as do embedding and cross-entropy (see `parallel.vocabulary`): the partitioner
-could not split the gathers. A device computes its terms of sums, and the gradient of those is taken inside.
+All of this runs in a fully manual region, as embedding and cross-entropy do (see `parallel.vocabulary`), because the
+partitioner cannot split the gathers. Each device computes its terms of the sums and differentiates them inside the
+region.
 
-Shapes: B samples, S places and D numbers a place of this device's slice of the residual stream, k experts of a token.
+Shapes: B samples, S positions and D embed of this device's slice of the residual stream, k experts per token.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from megajax.parallel.rules import Rules
 
 
 class Experts:
-    """Mixture of experts on one mesh, to be called inside the region that is manual over `MANUAL_AXES`."""
+    """Compute a mixture of experts on one mesh, inside the region that is manual over `MANUAL_AXES`."""
 
     def __init__(self, rules: Rules) -> None:
         """Derive the specs with which each array enters the manual region."""
@@ -51,7 +53,7 @@ class Experts:
     def __call__(
         self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
     ) -> tuple[jax.Array, Losses]:
-        """Compute `models.experts.mixture` over the mesh; the losses are sums over this replica's tokens."""
+        """Compute `models.experts.mixture` over the mesh, and its losses as sums over this replica's tokens."""
         terms = partial(self._terms, config=config)
         losses = PartitionSpec()
 
@@ -85,7 +87,9 @@ class Experts:
     def _terms(
         self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
     ) -> tuple[jax.Array, Losses]:
-        """Compute this device's terms: outputs add up over `copies`, losses over all devices."""
+        """Compute this device's terms of the outputs, to be summed over `copies`, and of the losses, to be summed over
+        all.
+        """
         routing = route(x, weights.router, config)
         y = apply_experts(
             self._enter(x),
@@ -102,13 +106,13 @@ class Experts:
         return self._leave(y), {name: loss / self.rules.size(*self.copies) for name, loss in losses.items()}
 
     def _enter(self, x: jax.Array) -> jax.Array:
-        """Gather x from the devices that share experts."""
+        """Gather x from all devices that share the experts."""
         if self.rules.sequence_parallel:
             x = self.net.all_gather(x, "tensor", dim=1)
         return self.net.all_gather(x, "expert", dim=0)
 
     def _leave(self, x: jax.Array) -> jax.Array:
-        """Sum x over the devices that share experts, and leave each of them its own part."""
+        """Sum x over all devices that share the experts, and leave each of them its own slice."""
         x = self.net.reduce_scatter(x, "expert", dim=0)
         return self.net.reduce_scatter(x, "tensor", dim=1) if self.rules.sequence_parallel else x
 

@@ -1,6 +1,6 @@
-"""The choice of the attention kernel, by what the model asks of it with the arrays of the batch and not by flags.
+"""Choice of the attention kernel from what the model asks of attention, given the arrays of a batch.
 
-The choice is printed; a kernel that was asked for and cannot run is an error.
+The choice is printed. A kernel that the configuration forces and that cannot run is an error.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from megajax.parallel.ring import RING_CAN
 
 
 class Kernel(NamedTuple):
-    """Attention kernel that was chosen, and the reason."""
+    """Name the attention kernel that was chosen, and the reason."""
 
     name: str
     reason: str
 
 
 class Array(Protocol):
-    """Shape and dtype of one sample's part of an array of a batch."""
+    """Describe one sample's part of an array of a batch."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,13 +73,13 @@ def choose_attention(config: Config, platform: str, arrays: Mapping[str, Array])
 
 @lru_cache
 def attention_needs(model: ModelConfig, arrays: tuple[tuple[str, tuple[int, ...], str], ...]) -> frozenset[Need]:
-    """Return what any call of attention needs in a forward pass over arrays of these names, shapes and dtypes.
+    """Return the needs of all attention calls in a forward pass over arrays of these names, shapes and dtypes.
 
-    The model itself is traced to find out, which takes a few hundredths of a second, whatever its size.
+    The model itself is traced to find them, which takes a few hundredths of a second whatever its size.
     """
     batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, shape, dtype in arrays}
     model = replace(model, vocab_size=model.vocab_size or 1)
-    # What the training step adds to a batch (`training.step.weighted`).
+    # The training step adds these two arrays to a batch (`training.step.weighted`).
     batch["weights"] = jax.ShapeDtypeStruct(batch["loss_mask"].shape, jnp.float32)
     batch["sample_weights"] = jax.ShapeDtypeStruct((1,), jnp.float32)
     listener = _Listener()
@@ -93,7 +93,7 @@ def attention_needs(model: ModelConfig, arrays: tuple[tuple[str, tuple[int, ...]
 
 
 class _Listener(Layout):
-    """Layout that notes what attention is asked for, and computes nothing."""
+    """Record what attention is asked for, and compute nothing."""
 
     def __init__(self) -> None:
         self.needs: set[Need] = set()
@@ -107,12 +107,12 @@ class _Listener(Layout):
         segment_ids: jax.Array | None,
         drop: Drop | None,
     ) -> jax.Array:
-        """Note what this call of attention needs, and return the queries."""
+        """Record the needs of this attention call, and return the queries."""
         self.needs |= needs_of(pattern, segment_ids, drop)
         return q
 
     def experts(
         self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
     ) -> tuple[jax.Array, Losses]:
-        """Leave the mixture out, which would take long to trace."""
+        """Return x unchanged: tracing the mixture would take long."""
         return x, {}

@@ -1,9 +1,8 @@
-"""The layout of models on a mesh, see `models.layout.Layout`: the borders of the tensor-parallel region, weights and
-attention.
+"""Layout of models on a mesh (see `models.layout.Layout`): borders of the tensor-parallel region, weights, attention.
 
-The compiler partitions the blocks (axes fsdp, context, tensor); the shardings that it must not be left to guess are
-written here. With plain sharding constraints the backward of a layer would gather the same cotangent once per matmul.
-Written as Megatron's conjugate pair, a border constrains the forward one way and the cotangent the other way, and over
+The compiler partitions the blocks over fsdp, context and tensor. The shardings that it must not guess are set here.
+With plain sharding constraints the backward pass of a layer would gather the same cotangent once per matmul. So a
+border is Megatron's conjugate pair, which constrains the activation one way and the cotangent the other way. Over
 `tensor` a layer sends exactly this (per microbatch, [B, S, D] elements each; 2205.05198 §4.2.2):
 
     forward    2 all-gather (enter) + 2 reduce-scatter (leave)
@@ -48,17 +47,17 @@ INSIDE = ("batch", "sequence", None)
 
 
 class MeshLayout(Layout):
-    """Layout for any sizes of data, fsdp, context and tensor, inside a region that is manual over `MANUAL_AXES`."""
+    """Lay models out over data, fsdp, context and tensor, inside a region that is manual over `MANUAL_AXES`."""
 
     def __init__(self, rules: Rules, attention: str = "xla") -> None:
-        """Make the layout for the rules of a mesh and an attention kernel: "xla", "cudnn" or "ring"."""
+        """Make the layout from the rules of a mesh and an attention kernel ("xla", "cudnn" or "ring")."""
         self.rules = rules
         self.attention_kernel = attention
         self.context = rules.size("context")
         self.vocabulary = Vocabulary(rules)
 
     def weights(self, module: M) -> M:
-        """Gather the weights over `fsdp`; their gradients go back reduce-scattered."""
+        """Gather the weights of a module over `fsdp`; their gradients are reduce-scattered."""
 
         def gather(param: nnx.Variable) -> nnx.Variable:
             axes = logical_axes(param)
@@ -91,13 +90,13 @@ class MeshLayout(Layout):
     ) -> jax.Array:
         """Compute attention with the kernel of this layout.
 
-        Heads are local to their `tensor` shard; over `context` keys and values are gathered, or sent round.
+        Heads are local to their `tensor` shard. Over `context` keys and values are gathered, or sent round the ring.
 
-        Every kernel is handed everything that a call consists of, and raises if it cannot do it; `parallel.kernels` has
-        chosen one that can.
+        Every kernel is handed all arguments of the call, and raises if it cannot honour one. `parallel.kernels` has
+        chosen a kernel that can.
 
         Raises:
-            ValueError: the kernel cannot do what is asked for.
+            ValueError: the kernel cannot compute this attention.
         """
         if self.attention_kernel == "ring":
             kernel = partial(ring_attention, pattern=pattern, drop=drop, net=Collectives(self.rules.mesh))
@@ -114,7 +113,7 @@ class MeshLayout(Layout):
         return attend(q, k, v, pattern, (places, np.sort(places)), (segment_ids, k_segments), drop)
 
     def _manual(self, kernel: Callable[..., jax.Array], *arrays: jax.Array | None) -> jax.Array:
-        """Run a kernel on this device's samples, tokens and heads, since the partitioner cannot look into it."""
+        """Run a kernel on this device's samples, tokens and heads, because the partitioner cannot look into it."""
         axes = ("batch", "sequence", "heads", None)
         specs = tuple(None if a is None else self.rules.in_compute(axes[: a.ndim]) for a in arrays)
         out = self.rules.in_compute(axes)
@@ -122,11 +121,11 @@ class MeshLayout(Layout):
         return run(*arrays)
 
     def token_order(self, length: int) -> np.ndarray:
-        """Return the true place of each token, [S], in the zig-zag order over `context`."""
+        """Return the true position of each token, [S], in the zig-zag order over `context`."""
         return token_order(length, self.context)
 
     def _all_keys(self, x: jax.Array) -> jax.Array:
-        """Gather x [B, S, ...] over `context`, in true order; the cotangent is reduce-scattered back."""
+        """Gather x [B, S, ...] over `context` into true order; the cotangent is reduce-scattered back."""
         axes = ("batch", "sequence", "kv_heads", None)[: x.ndim]
         mine, whole = self.rules.in_compute(axes), self.rules.in_compute(("batch", None, *axes[2:]))
         return in_true_order(conjugate(x, whole, mine), self.context)
@@ -134,11 +133,11 @@ class MeshLayout(Layout):
     def experts(
         self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
     ) -> tuple[jax.Array, Losses]:
-        """Compute a mixture of experts over the mesh, see `Experts`."""
+        """Compute a mixture of experts over the mesh (see `Experts`)."""
         return Experts(self.rules)(x, weights, token_weights, config)
 
     def lookup(self, *tables: Table) -> jax.Array:
-        """Look up rows in sharded tables, see `Vocabulary.lookup`."""
+        """Look up rows in sharded tables (see `Vocabulary.lookup`)."""
         return self.vocabulary.lookup(list(tables))
 
     def cross_entropy(
@@ -151,7 +150,7 @@ class MeshLayout(Layout):
         bias: jax.Array | None = None,
         softcap: float | None = None,
     ) -> jax.Array:
-        """Return the weighted sum of token losses, see `Vocabulary.cross_entropy`."""
+        """Return the weighted sum of token losses (see `Vocabulary.cross_entropy`)."""
         return self.vocabulary.cross_entropy(x, head, labels, weights, vocab_size, bias, softcap)
 
 

@@ -1,4 +1,4 @@
-"""The device mesh: six named axes, `tensor` fastest so that it stays inside a node's NVLink."""
+"""Device mesh of six named axes; `tensor` varies fastest, so that it stays inside a node's NVLink."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from megajax.config.base import InputError
 from megajax.config.parallel import AXES
 
 MANUAL_AXES = ("pipe", "data")
-"""Axes that the training step handles itself (see `parallel.run`)."""
+"""Axes over which the training step communicates itself (see `parallel.run`)."""
 AUTO_AXES = ("fsdp", "expert", "context", "tensor")
-"""Axes that the compiler partitions over."""
+"""Axes over which the compiler partitions."""
 
 
 def simulate_devices(count: int) -> None:
-    """Make this process see `count` CPU devices. This has to be called before anything asks JAX for a device.
+    """Make this process see `count` CPU devices.
+
+    This has to be called before anything asks JAX for a device.
 
     Raises:
-        InputError: devices are already in use, and another number of them.
+        InputError: another number of devices is already in use.
     """
     try:
         jax.config.update("jax_platforms", "cpu")
@@ -41,11 +43,11 @@ def deterministic_kernels() -> None:
     This has to be called before anything asks JAX for a device.
     """
     _add_flags("--xla_gpu_deterministic_ops=true")
-    os.environ.setdefault("NCCL_ALGO", "Ring")  # which of them NCCL takes would otherwise depend on its own timing
+    os.environ.setdefault("NCCL_ALGO", "Ring")  # NCCL would otherwise choose an algorithm by its own timing
 
 
 def compile_fast() -> None:
-    """Compile in a fifth of the time to slow code of the same maths, for many layouts of a small model.
+    """Compile in a fifth of the time, to slower code of the same maths, for tests of many layouts of a small model.
 
     This has to be called before anything asks JAX for a device. Processes that this one starts inherit the setting.
     """
@@ -60,6 +62,6 @@ def _add_flags(*flags: str) -> None:
 
 
 def build_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Build a mesh with the sizes of all AXES, whose product is the number of `devices` (default: all there are)."""
+    """Build a mesh with the sizes of all AXES, whose product is the number of `devices` (default: all)."""
     shape = tuple(sizes[axis] for axis in AXES)
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)

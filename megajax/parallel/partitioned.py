@@ -1,10 +1,10 @@
-"""A mesh whose partitioning is left to the compiler, which is enough for a forward pass without gradients.
+"""Layout on a mesh whose partitioning is left to the compiler, for forward passes without gradients.
 
-Training steps into manual regions, because a gradient must cross `data` once a step and no operator may be partitioned
-by chance (see `parallel.run`). Generation and evaluation have neither trouble: weights lie as the rules say they rest,
-rows of a batch are cut over `data` and `fsdp`, heads, MLP and vocabulary over `tensor`, and plain `jax.jit` does the
-rest. Over `tensor` a layer sends two all-reduces of [B, S, D]; over `fsdp` it gathers its weights; over `data` nothing.
-A mixture of experts is the exception, since no partitioner can cut a router's choices.
+Training uses manual regions, because a gradient must cross `data` once a step and no operator may be partitioned by
+chance (see `parallel.run`). Generation and evaluation need neither: weights lie as the rules place them at rest, rows
+of a batch are cut over `data` and `fsdp`, heads, MLP and vocabulary over `tensor`, and plain `jax.jit` does the rest. A
+layer sends two all-reduces of [B, S, D] over `tensor`, gathers its weights over `fsdp`, and sends nothing over `data`.
+A mixture of experts runs in a manual region here too, since no partitioner can cut a router's choices.
 
 Shapes: B batch, S sequence, D embed.
 """
@@ -33,7 +33,9 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class Partitioned(Layout):
-    """Layout for any sizes of data, fsdp, expert and tensor, under `jax.jit` (of which it may be a static argument)."""
+    """Lay models out over data, fsdp, expert and tensor under `jax.jit`, which may take the layout as a static
+    argument.
+    """
 
     rules: Rules
 
@@ -43,7 +45,7 @@ class Partitioned(Layout):
         return self.rules.size(*self.rules.rule("batch").in_compute)
 
     def weights(self, module: M) -> M:
-        """Gather the weights over `fsdp`."""
+        """Gather the weights of a module over `fsdp`."""
 
         def gather(param: nnx.Variable) -> nnx.Variable:
             return param.replace(self.shard(param[...], *logical_axes(param)))
@@ -59,16 +61,14 @@ class Partitioned(Layout):
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.rules.mesh, self._spec(axes)))
 
     def lookup(self, *tables: Table) -> jax.Array:
-        """Look up rows in tables that are gathered over `fsdp` first: the compiler would go a longer way."""
+        """Look up rows in tables that are first gathered over `fsdp`; the compiler would send more."""
         whole = [(self.shard(weights, rows, None), ids, rows) for weights, ids, rows in tables]
         return self.shard(super().lookup(*whole), "batch", None, None)
 
     def experts(
         self, x: jax.Array, weights: Weights, token_weights: jax.Array | None, config: ModelConfig
     ) -> tuple[jax.Array, Losses]:
-        """Compute a mixture: each device's experts see the tokens of all devices along `expert` (see
-        `parallel.experts`).
-        """
+        """Compute a mixture whose experts receive the tokens of all devices along `expert` (see `parallel.experts`)."""
         net = Collectives(self.rules.mesh)
 
         def local(x: jax.Array, weights: Weights) -> jax.Array:

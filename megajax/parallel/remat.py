@@ -1,8 +1,9 @@
-"""The choice of activations that are kept for the backward pass: a policy is a set of names (2205.05198 §5).
+"""Rematerialisation: a policy is the set of names of the activations kept for the backward pass (2205.05198 §5).
 
 Blocks tag the activations that are worth keeping (`jax.ad_checkpoint.checkpoint_name`); everything else is computed
-again. Weights that were gathered or reshaped for a layer are never kept: the weights at rest are there. Per layer and
-microbatch, in 16-bit elements, s sequence, b batch, h embed, t tensor (sequence parallel, GELU MLP of 4 h):
+again. Weights that were gathered or reshaped for a layer are never kept, because they can be made again from the
+weights at rest. A layer keeps, per microbatch in 16-bit elements, with s sequence, b batch, h embed, t tensor (sequence
+parallel, GELU MLP of 4 h):
 
     none        all that the backward pass needs, scores of the attention included with the xla kernel
     selective   all that is tagged: (2 + 2 + 6 + 2 + 8) s b h / t = 20 s b h / t bytes (Megatron: 34)
@@ -32,17 +33,17 @@ def remat_policy(remat: str | tuple[str, ...]) -> Remat:
         policy = policies.nothing_saveable
     else:
         policy = policies.save_only_these_names(*(ACTIVATION_NAMES if remat == "selective" else remat))
-    # Layers run in a scan, whose forward and backward loops cannot be merged: no barrier is needed to keep them apart.
+    # No barrier is needed: layers run in a scan, whose forward and backward loops the compiler cannot merge.
     return lambda layer: jax.checkpoint(layer, policy=policy, prevent_cse=False)
 
 
 def all_but_weights(primitive: Any, *inputs: Any, **parameters: Any) -> bool:
-    """Tell whether to keep an intermediate: all but masks, and weights in the form in which a layer uses them.
+    """Tell whether to keep an intermediate: everything but masks, and weights in the form in which a layer uses them.
 
-    A view costs nothing to take again, and to keep the one before the named weights would be to keep the weights.
+    Views of weights are taken again, which costs nothing; keeping what a view is taken from would keep the weights.
     Weights gathered over `fsdp` and inputs gathered over `tensor` are gathered again, as in Megatron-LM. A mask follows
-    from places and segments; a pipeline would keep it, [N, S, S], in every slot. A split takes the weights of a layer
-    out of those of a pattern.
+    from positions and segments; a pipeline would otherwise keep it, [N, S, S], in every slot. A split takes the weights
+    of one layer out of those of a pattern of layers.
     """
     if primitive.name in ("reshape", "split", "broadcast_in_dim", "sharding_constraint"):
         return False

@@ -1,8 +1,8 @@
-"""Ring attention (2310.01889): keys and values travel round the `context` ring while softmaxes are merged on the way.
+"""Ring attention (2310.01889): keys and values travel round the `context` ring, and partial softmaxes are merged.
 
-Against gathering them (`parallel.layout`), no device ever holds the keys of the whole sequence, and a block can travel
-while the one before it is used. Sent over `context` per layer and microbatch: c - 1 times this device's keys and values
-forward, and the same with their gradients backward.
+Unlike with gathering (`parallel.layout`), no device ever holds the keys of the whole sequence, and a block can travel
+while the block before it is used. Over `context` a layer sends, per microbatch, c - 1 times this device's keys and
+values forward, and the same together with their gradients backward.
 
 Shapes: B batch, S queries and keys of one device, c context shards, N heads, K kv heads, G = N / K, H head dim.
 """
@@ -22,7 +22,7 @@ RING_CAN: frozenset[Need] = frozenset({"segments"})
 
 
 class Partial(NamedTuple):
-    """Softmax over the keys seen so far, unnormalised (online softmax, 1805.02867), fp32."""
+    """Hold the softmax over the keys seen so far, unnormalised (online softmax, 1805.02867), fp32."""
 
     maximum: jax.Array
     """Largest score of every query so far, [B, K, G, S]."""
@@ -48,8 +48,8 @@ def ring_attention(
         k: [B, S, K, H] keys.
         v: [B, S, K, H] values.
         segment_ids: [B, S] document numbers, or None.
-        pattern: says which keys a query sees.
-        drop: dropout of the probabilities.
+        pattern: rule for the keys that a query sees.
+        drop: dropout of the attention probabilities, or None.
         net: collectives of the mesh.
 
     Raises:
@@ -76,7 +76,7 @@ def ring_attention(
 
 
 def _merge(sums: Partial, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> Partial:
-    """Add one more block of keys to the sums.
+    """Merge one more block of keys into the sums.
 
     A query's own token is in the first block, so its maximum is a real score.
     """

@@ -1,8 +1,8 @@
-"""The table of the mesh axes over which every logical axis is sharded, with two views.
+"""Sharding rules: one table from every logical axis to mesh axes, with two views.
 
-An array lies one way at rest (in memory, between steps) and another way while it takes part in the computation: at rest
-a weight is also split over `fsdp`; it is gathered when its layer runs. Activations only have the second view. Sequence
-parallelism is one word in one row, `tensor` under "residual_sequence", and so is ZeRO-1, `data` at rest under "embed".
+An array has one sharding at rest (in memory, between steps) and another one in the computation: a weight is also split
+over `fsdp` at rest, and gathered when its layer runs. Activations have only the second. Sequence parallelism is one
+word in one row (`tensor` under "residual_sequence"), and so is ZeRO-1 (`data` at rest under "embed").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Axes = tuple[str | None, ...]
 
 
 class Rule(NamedTuple):
-    """Mesh axes over which one logical axis is sharded, and the reason."""
+    """Name the mesh axes over which one logical axis is sharded, and the reason."""
 
     logical: str
     at_rest: tuple[str, ...]
@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class Rules:
-    """Table of sharding rules bound to a mesh."""
+    """Bind the table of sharding rules to a mesh."""
 
     mesh: Mesh | AbstractMesh
     sequence_parallel: bool = True
@@ -69,8 +69,9 @@ class Rules:
 
     @classmethod
     def of(cls, mesh: Mesh | AbstractMesh, parallel: ParallelConfig, model: ModelConfig) -> Rules:
-        """Return the rules of a configuration: a table of positions whose rows do not divide over `tensor` is
-        not cut.
+        """Return the rules of a configuration.
+
+        A table of positions whose rows do not divide over `tensor` is not cut.
         """
         whole = model.position_rows % mesh.shape["tensor"] != 0
         return cls(mesh, parallel.sequence_parallel, parallel.zero, parallel.whole_heads, whole)
@@ -95,13 +96,13 @@ class Rules:
         return prod(self.mesh.shape[axis] for axis in mesh_axes)
 
     def at_rest(self, axes: Axes, over: tuple[str, ...] = AXES) -> PartitionSpec:
-        """Return the sharding in memory of an array with these logical axes, as far as it is over mesh axes in
-        `over`.
-        """
+        """Return the sharding at rest of an array with these logical axes, restricted to the mesh axes in `over`."""
         return _spec([self.rule(axis).at_rest if axis else () for axis in axes], over)
 
     def in_compute(self, axes: Axes, over: tuple[str, ...] = AUTO_AXES) -> PartitionSpec:
-        """Return the sharding inside the step of such an array, as far as it is over mesh axes in `over`."""
+        """Return the sharding in the computation of an array with these logical axes, restricted to the mesh axes in
+        `over`.
+        """
         return _spec([self.rule(axis).in_compute if axis else () for axis in axes], over)
 
     def shardings(self, state: T) -> T:

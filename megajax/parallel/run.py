@@ -1,8 +1,8 @@
 """Forward and backward of one global batch on the mesh.
 
-A step is one `jax.shard_map`, manual over `pipe` and `data` and automatic over the rest. Gradients add up locally over
-the microbatches and cross `data` once per step and parameter; left to the compiler, they would cross it once per
-microbatch. With stages, the pipeline executor runs the microbatches; with one, a plain scan does.
+A step is one `jax.shard_map`, manual over `pipe` and `data` and automatic over the rest. Gradients are summed locally
+over the microbatches and cross `data` once per step and parameter; the compiler would send them once per microbatch.
+With stages, the pipeline executor runs the microbatches; without, a plain scan does.
 
 Shapes: M microbatches, B samples of a microbatch over all replicas, S sequence.
 """
@@ -35,7 +35,7 @@ BATCH_SPEC = PartitionSpec(None, "data")
 
 @dataclass(frozen=True)
 class Runner:
-    """Settings of the forward and backward pass, and the pass itself."""
+    """Run forward and backward passes of global batches with these settings."""
 
     rules: Rules
     attention: str
@@ -43,11 +43,11 @@ class Runner:
     remat: str | tuple[str, ...] = "none"
     """Value of `train.remat`."""
     dropout_seed: int | None = None
-    """Seed of the dropout masks; None for no dropout."""
+    """Seed of the dropout masks, or None without dropout."""
     chunks: int = 1
     """Number of chunks of layers per pipeline stage."""
     poison: bool = False
-    """True to fill the pipeline's masked slots with NaN (a test)."""
+    """Whether to fill the pipeline's masked slots with NaN, which tests do."""
 
     def losses_and_gradients(self, model: Model, batch: Batch, step: jax.Array) -> tuple[Losses, Model]:
         """Return the losses of a global batch and the gradient of their objective.
@@ -55,7 +55,7 @@ class Runner:
         Args:
             model: weights in the compute dtype.
             batch: [M, B, ...] arrays of `megajax.data.gpt`, and "weights" [M, B, S] fp32 of the token losses.
-            step: number of the step, for dropout.
+            step: number of the step, from which dropout masks follow.
 
         Returns:
             Losses as weighted sums, and fp32 gradients, sharded as the parameters are at rest.
@@ -73,7 +73,7 @@ class Runner:
         return self._manual(local, model, (PartitionSpec(), specs))(model, batch, step)
 
     def losses(self, model: Model, batch: Batch) -> Losses:
-        """Return the losses of a global batch alone: the forward pass of evaluation."""
+        """Return the losses of a global batch from the forward pass alone, for evaluation."""
 
         def local(model: Model, batch: Batch, step: jax.Array) -> Losses:
             if self._stages > 1:
@@ -106,7 +106,7 @@ class Runner:
         return Executor(model, batch, schedule, self._net, context_of, remat_policy(self.remat), self.poison)
 
     def _accumulate(self, model: Model, batch: Batch, step: jax.Array) -> tuple[Losses, Model]:
-        """Run one microbatch after the other, forward and backward, and add up losses and gradients."""
+        """Run the microbatches one after another, forward and backward, and sum up losses and gradients."""
 
         def differentiated(model: Model, batch: Batch) -> tuple[jax.Array, Losses]:
             losses = model.losses(batch, self._context(model, batch, step), remat_policy(self.remat))
@@ -128,15 +128,15 @@ class Runner:
         return jax.tree.map(jax.lax.with_sharding_constraint, tree, specs)
 
     def _reduce_over_data(self, leaf: Any) -> jax.Array:
-        """Sum a gradient over `data`, keeping only this device's part where it is cut over `data` at rest."""
+        """Sum a gradient over `data`; where `data` cuts it at rest, keep only this device's part."""
         if (dim := self._cut_over_data(leaf)) is None:
             return self._net.psum(leaf[...], "data")
-        # What `fsdp` cuts is cut again over `data`; at rest `data` cuts first: pieces change hands.
+        # Here `data` cuts again what `fsdp` has cut; at rest `data` cuts first, so devices exchange pieces.
         scatter = lambda x: self._net.swap_order(self._net.reduce_scatter(x, "data", dim), "data", "fsdp")  # noqa: E731
         return self._on_each_device(scatter, leaf)
 
     def _gather_over_data(self, leaf: Any) -> jax.Array:
-        """Return a weight for the computation, gathered where it is cut over `data` at rest."""
+        """Return a weight for the computation, gathered over `data` if it is cut so at rest."""
         if (dim := self._cut_over_data(leaf)) is None:
             return leaf[...]
         turn = lambda x: self._net.swap_order(x, "data", "fsdp", back=True)  # noqa: E731
@@ -148,7 +148,7 @@ class Runner:
         return next((dim for dim, cut in enumerate(cuts) if "data" in cut), None)
 
     def _on_each_device(self, fn: Callable[[jax.Array], jax.Array], leaf: Any) -> jax.Array:
-        """Apply `fn` to each device's part. The compiler would otherwise gather what `tensor` and `fsdp` cut."""
+        """Apply `fn` to each device's part; without this the compiler gathers what `tensor` and `fsdp` cut."""
         spec = self.rules.at_rest(logical_axes(leaf), AUTO_AXES)
         local = jax.shard_map(fn, in_specs=spec, out_specs=spec, axis_names=set(AUTO_AXES), check_vma=False)
         return local(leaf[...])

@@ -1,17 +1,18 @@
 """Embedding lookup and cross-entropy over a vocabulary sharded over `pipe` and `tensor`.
 
-All pipeline stages share the work of both, so that neither is on one stage while the others wait.
+All pipeline stages share the work of both, so that no stage waits while another one computes them.
 
 Both run in a fully manual region with hand-written gradients: XLA's partitioner cannot split a gather over two
-automatic axes, and autodiff through `psum` would count cotangents once per device. Over `tensor` a microbatch sends:
+automatic axes, and automatic differentiation through `psum` would count cotangents once per device. Over `tensor` a
+microbatch sends:
 
     lookup          forward  reduce-scatter of [B, S, D] (all-reduce without sequence parallelism), whatever the number
                              of tables; backward  all-gather of the same
     cross-entropy   forward  all-gather of [B, S, D], three reductions of [tokens] (maximum, target logit, sum of
                              exponentials), reduce-scatter of dx; backward  nothing (see `models.cross_entropy`)
 
-Over `pipe` the same results are summed; over `fsdp` every table is gathered and its gradient reduce-scattered; over
-`expert` and `context` gradients are summed.
+Over `pipe` the results of the table above are summed; over `fsdp` every table is gathered and its gradient
+reduce-scattered; over `expert` and `context` gradients are summed.
 
 Shapes: B batch, S sequence, D embed, V vocabulary rows, T tokens of this device.
 """
@@ -35,7 +36,7 @@ from megajax.parallel.rules import Rules
 
 
 class Vocabulary:
-    """Lookup and loss on one mesh, to be called inside the region that is manual over `MANUAL_AXES`."""
+    """Compute embedding lookup and loss on one mesh, inside the region that is manual over `MANUAL_AXES`."""
 
     def __init__(self, rules: Rules) -> None:
         """Derive the specs with which each array enters the manual region."""
@@ -45,9 +46,9 @@ class Vocabulary:
         self.tokens = rules.in_compute(("batch", "sequence"))
 
     def lookup(self, tables: list[Table]) -> jax.Array:
-        """Look up the rows that each table's ids [B, S] name, and add them up into the residual stream [B, S, D].
+        """Look up the rows of the ids [B, S] in each table, and add them up into the residual stream [B, S, D].
 
-        Every device adds up the rows it holds; one reduction over `tensor` serves all tables.
+        Every device adds up the rows that it holds; one reduction over `tensor` serves all tables.
         """
         at_rest = [self.rules.at_rest((rows, "embed"), AUTO_AXES) for _, _, rows in tables]
         ids_specs = [self.tokens] * len(tables)
@@ -60,7 +61,7 @@ class Vocabulary:
         columns, dtype = tables[0][0].shape[1], tables[0][0].dtype
 
         def mine(cut: tuple[str, ...], height: int, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-            """Return local row numbers, and whether each id is among this device's rows, [B, S, 1]."""
+            """Return the local row of each id, and whether it is among this device's rows, [B, S, 1]."""
             local = ids - self.net.index(*cut) * height
             return jnp.clip(local, 0, height - 1), ((local >= 0) & (local < height))[..., None]
 
@@ -69,12 +70,13 @@ class Vocabulary:
             for cut, weights, ids in zip(cuts, arrays[: len(tables)], arrays[len(tables) :], strict=True):
                 local, found = mine(cut, weights.shape[0], ids)
                 for axis in {"pipe", "tensor"}.difference(cut):
-                    found &= self.net.index(axis) == 0  # every device along it has these rows: one of them counts
+                    found &= self.net.index(axis) == 0  # all devices along it hold these rows: one counts
                 rows.append(jnp.where(found, self._gathered(weights).T[local], 0))
             return self._leave(functools.reduce(jnp.add, rows))
 
         def backward(dx: jax.Array, *all_ids: jax.Array) -> list[jax.Array]:
-            # Zeros that wait for nothing the compiler makes when it likes, and shares: long before there is a gradient.
+            # The compiler creates zeros that wait for nothing early, and shares them: these wait until there is a
+            # gradient.
             dx, zero = jax.lax.optimization_barrier((self._enter(dx).astype(jnp.float32), jnp.float32(0)))
             gradients = []
             for cut, height, ids in zip(cuts, heights, all_ids, strict=True):
@@ -106,7 +108,9 @@ class Vocabulary:
         bias: jax.Array | None = None,
         softcap: float | None = None,
     ) -> jax.Array:
-        """Return the sum over this replica's tokens of weight x cross-entropy; shapes as in `models.cross_entropy`."""
+        """Return the sum over this replica's tokens of weight x cross-entropy, with shapes as in
+        `models.cross_entropy`.
+        """
         at_rest = self.rules.at_rest(("vocab", "embed"), AUTO_AXES)
         bias_at_rest = self.rules.at_rest(("vocab",), AUTO_AXES)
 
@@ -130,8 +134,9 @@ class Vocabulary:
             dbias = None if out.dbias is None else self.net.psum(out.dbias, "fsdp", "expert", "context")
             dx, dhead = self._leave(out.dx.reshape(x.shape)), out.dhead
             if scattered:
-                # Nobody else waits for the gradient of the table: unscattered, the compiler would keep all of it, fp32
-                # [D, V], while the layers run backward. Sums outside: those it takes once a step.
+                # No other operation waits for the gradient of the table: unscattered, the compiler would keep all of
+                # it, fp32 [D, V], while the layers run backward. The sums stand outside the barrier: the compiler takes
+                # them once a step.
                 dx, dhead = jax.lax.optimization_barrier((dx, self.net.reduce_scatter(dhead, "fsdp", dim=0)))
                 dhead = dhead.T
             dhead = self.net.psum(dhead, "expert", "context")
@@ -169,11 +174,13 @@ class Vocabulary:
         return self.net.psum(self.net.reduce_scatter(x, "tensor", dim=1), "pipe")
 
     def _gathered(self, table: jax.Array) -> jax.Array:
-        """Gather a table [V, D] over `fsdp` as [D, V], which is how it then lies; all uses share one gather."""
+        """Gather a table [V, D] over `fsdp` as [D, V], its layout in memory after the gather; all uses share one
+        gather.
+        """
         return self.net.all_gather(table.T, "fsdp", dim=0)
 
     def _table_gradient(self, dtable: jax.Array) -> jax.Array:
-        """Sum a table's gradient over the devices that saw other tokens, and leave it sharded as at rest."""
+        """Sum a table's gradient over the devices with other tokens, and leave it sharded as at rest."""
         return self.net.psum(self.net.reduce_scatter(dtable, "fsdp", dim=1), "expert", "context")
 
     def _manual(self, fn: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:

@@ -1,1 +1,1 @@
-"""Pipeline parallelism: which stage works on what and when (`schedule`), drawn (`drawing`) and run."""
+"""Pipeline parallelism: the schedule of the stages (`schedule`) and the program that runs it (`executor`)."""

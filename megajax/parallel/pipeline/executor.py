@@ -6,9 +6,10 @@ calls, swaps the stored leaves in, pulls the cotangent back and adds the gradien
 So exactly the activations that the rematerialisation policy names are stored, and only the others are computed again.
 Leaves that the backward tick has anyway (weights, rotary angles, dropout keys) are not stored.
 
-Slots outside the schedule compute on garbage, in time that is bubble anyway, and are masked; nothing branches by
-device. Embedding and loss are computed by all stages together, in ticks known from their number alone. Over `pipe` a
-steady tick sends [B, S, D] one place forward and one place back, and sums it once around an embedding or a loss.
+Slots outside the schedule compute on garbage, in time that is bubble anyway, and their results are masked: nothing
+branches by device. All stages compute embedding and loss together, in ticks that follow from the tick's number alone.
+Over `pipe` a steady tick sends [B, S, D] one stage forward and one stage back, and sums it once around an embedding or
+a loss.
 
 Shapes: P stages, v chunks, n layers of a chunk on a stage, M microbatches, B samples of one on this replica, S
 sequence, D embed, p kinds of layers in a pattern.
@@ -39,7 +40,7 @@ _put = jax.lax.dynamic_update_index_in_dim
 
 
 class Flow(NamedTuple):
-    """State that one stage carries from tick to tick."""
+    """Hold the state that one stage carries from tick to tick."""
 
     activation: jax.Array
     """Activation [B, S, D] from the stage before; after this tick's forward slot, the output of that slot."""
@@ -48,14 +49,14 @@ class Flow(NamedTuple):
     ring: list[Leaves]
     """Buffers [slots, n / p, ...], for every place in a pattern, of what the forward slots in flight have stored.
 
-    Masked slots write where nothing is alive.
+    Masked slots write only to places that are not in use.
     """
     block_sums: Leaves
     """Gradient sums of this stage's layers, [v n, ...] fp32 each."""
     other_sums: Leaves
     """Gradient sums of all weights outside the blocks, fp32.
 
-    Every stage has all of them, except that it has its own vocabulary rows only.
+    Every stage has all of them, but only its own rows of the vocabulary.
     """
     losses: Losses
     """Sums of the head's losses, the same on every stage."""
@@ -64,7 +65,7 @@ class Flow(NamedTuple):
 
 
 class Executor:
-    """One pass over the microbatches of a step, on this device's layers and samples."""
+    """Pass once over the microbatches of a step, on this device's layers and samples."""
 
     def __init__(
         self,
@@ -80,12 +81,12 @@ class Executor:
 
         Args:
             model: weights in the compute dtype; block leaves [n, ...], or [v, n, ...] with several chunks.
-            batch: arrays [M, B, ...], "weights" [M, B, S] of the token losses among them.
-            schedule: ticks and slots.
+            batch: arrays [M, B, ...], among them "weights" [M, B, S] of the token losses.
+            schedule: ticks and slots of the pipeline.
             net: collectives of the mesh.
-            context_of: the context of one microbatch.
+            context_of: function from a microbatch to the context in which blocks run.
             remat: rematerialisation policy of a layer.
-            poison: fill masked slots with NaN, to show that nothing of them is used.
+            poison: whether to fill masked slots with NaN, which shows that nothing of them is used.
         """
         self.batch, self.schedule, self.net = batch, schedule, net
         self.context_of, self.remat, self.poison = context_of, remat, poison
@@ -93,7 +94,7 @@ class Executor:
         self.parts = Parts(model, schedule.chunks)
 
     def losses_and_gradients(self) -> tuple[Losses, Model]:
-        """Return loss sums and the gradient sums (fp32) of the objective, before any reduction over `data`."""
+        """Return the sums of the losses and of the objective's gradients (fp32), before any reduction over `data`."""
         s = self.schedule
         steady, cooldown = s.warmup_ticks, s.warmup_ticks + s.steady_ticks
         flow = self._start(training=True)
@@ -103,7 +104,7 @@ class Executor:
         return self._all_losses(flow), self.parts.join(flow.block_sums, flow.other_sums)
 
     def losses(self) -> Losses:
-        """Return the loss sums of the forward pass alone."""
+        """Return the sums of the losses of a forward pass alone."""
         ticks = range(self.schedule.warmup_ticks + self.schedule.steady_ticks)
         return self._all_losses(self._ticks("forward", self._start(training=False), ticks, self._advance, self._score))
 
@@ -124,7 +125,9 @@ class Executor:
         return Flow(activation, activation, ring, *sums, losses, inside)
 
     def _ticks(self, phase: str, flow: Flow, ticks: range, *works: Callable[[jax.Array, Flow], Flow]) -> Flow:
-        """Run a phase under a name for profiles; at the end of a tick its results move to the neighbours."""
+        """Run the ticks of a phase under a name for profiles, and send results to the neighbours at the end of each
+        tick.
+        """
 
         def tick(flow: Flow, t: jax.Array) -> tuple[Flow, None]:
             for work in works:
@@ -152,7 +155,7 @@ class Executor:
     def _input(self, t: jax.Array, flow: Flow) -> jax.Array:
         """Return the input of this tick's forward slot.
 
-        It is a new microbatch on the first stage, else the activation that was received.
+        On stage 0, chunk 0 it is the embedding of a new microbatch, otherwise the activation that was received.
         """
         slot = self.schedule.forward(t, self.stage)
         entering = self.schedule.entering(t)
@@ -243,7 +246,7 @@ class Executor:
         return objective(losses, self.parts.config), losses
 
     def _factors(self, losses: Losses) -> Losses:
-        """Return the cotangent of the losses: the gradient of their objective."""
+        """Return the factor of each loss in the objective, which is the cotangent of the losses."""
         factors = coefficients(self.parts.config)
         return {name: jnp.float32(factors[name]) for name in losses}
 
@@ -283,10 +286,10 @@ class Executor:
 
 
 class Call:
-    """Differentiated call, split into values to store for its backward pass and values that are at hand there too."""
+    """Split a differentiated call into values to store for its backward pass and values that are at hand there."""
 
     def __init__(self, output: tuple[jax.Array, Losses], pull: Any, known: Leaves) -> None:
-        """Split the leaves of `pull`; those in `known` are recognised by identity."""
+        """Split the leaves of `pull`; those at hand, `known`, are recognised by identity."""
         self.output = output
         self._leaves, self._tree = jax.tree.flatten(pull)
         self._stored = [not any(leaf is other for other in known) for leaf in self._leaves]
@@ -306,7 +309,7 @@ class Call:
 
 
 class Parts:
-    """Model taken apart into the blocks, by chunk, and the rest."""
+    """Hold a model taken apart into its blocks, by chunk, and the rest."""
 
     def __init__(self, model: Model, chunks: int) -> None:
         """Take a model apart; block leaves are [n, ...] with one chunk, else [v, n, ...]."""
@@ -329,7 +332,7 @@ class Parts:
         return self.join(self._original, others)
 
     def join(self, block_leaves: Leaves, others: Leaves) -> Model:
-        """Build a model from these leaves, in the shapes in which it came in."""
+        """Build a model from these leaves, in the shapes that the model had at first."""
         blocks, rest = iter(block_leaves), iter(others)
         leaves = [
             next(blocks).reshape(shape) if block else next(rest)

@@ -1,13 +1,13 @@
-"""Pipeline schedules, which say when a stage works on which microbatch.
+"""Pipeline schedules: the microbatch and chunk that every stage works on in every tick.
 
-`Interleaved1F1B` is the schedule that runs: arithmetic from (tick, stage) to work, on Python integers and on traced
-ones alike, so that the executor, the planner, the drawings and the tests all ask the same functions. `Schedule` is a
-schedule as data, played out in time; `gpipe` and `one_f_one_b` are there to compare with.
+`Interleaved1F1B` is the schedule that runs. It computes work from (tick, stage), on Python integers and on traced ones
+alike, so that the executor, the planner, the drawings and the tests all call the same functions. `Schedule` holds a
+schedule as data, with the time of every forward and backward; `gpipe` and `one_f_one_b` are there for comparison.
 
 The P stages move in lock step. A stage holds v chunks of layers: with n = L / (v P), chunk c of stage s holds the n
 layers from (c P + s) n on, so that a microbatch goes round the ring of stages v times. In a tick a stage runs the
-forward of one chunk, then the backward of one chunk; when the tick ends, the results move on to the neighbours.
-Microbatches go in groups of P: the whole group through a chunk, then through the next one. On stage s in tick t
+forward of one chunk, then the backward of one chunk; at the end of the tick it sends the results to its neighbours.
+Microbatches go in groups of P: the whole group passes one chunk, then the next one. On stage s in tick t
 
     the k-th forward runs, k = t - s, and the k-th backward, k = t - (v P - 1) - (P - 1 - s), where 0 <= k < v M;
     it belongs to group g = k // (v P), chunk c = (k % (v P)) // P (backward: v - 1 - c), microbatch m = g P + k % P.
@@ -17,15 +17,15 @@ Microbatches go in groups of P: the whole group through a chunk, then through th
                            stage 1  .   F0  F1 .   F2 B0  F3 B1  .  B2  B3  .
                            stage 2  .   .   F0 B0  F1 B1  F2 B2  F3 B3  .   .
 
-Nothing branches on the stage: in the bubble (.) it computes on garbage and the result is masked. There are v P - 1
-ticks of warm-up (forward only), v M - v P + P steady ones and v P - 1 of cool-down (backward only). As warm-up and
-cool-down add up to v P - 1 whole ticks, a step takes (v M + P - 1) (F + B), where F and B are the times of a chunk's
-forward and backward. Ideal is v M (F + B), so the bubble is (P - 1) / (v M), the one of Megatron-LM (2104.04473,
+Nothing branches on the stage: in the bubble (.) a stage computes on garbage and the result is masked. There are v P - 1
+ticks of warm-up (forward only), v M - v P + P steady ticks and v P - 1 ticks of cool-down (backward only). As warm-up
+and cool-down add up to v P - 1 whole ticks, a step takes (v M + P - 1) (F + B), where F and B are the times of a
+chunk's forward and backward. The ideal is v M (F + B), so the bubble is (P - 1) / (v M), as in Megatron-LM (2104.04473,
 section 2.2.2).
 
-Every stage works in the order of Megatron-LM's interleaved 1F1B and keeps as many activations for the backward, at
-most (v + 1) P - 1 - 2 s. For v = 1 alone Megatron-LM has another order, which keeps P - s: its stages alternate
-between forward and backward out of step with each other. On the last stage both orders are the same.
+Every stage works in the order of Megatron-LM's interleaved 1F1B and keeps as many activations for the backward, at most
+(v + 1) P - 1 - 2 s. Only for v = 1 does Megatron-LM use another order, which keeps P - s activations: its stages
+alternate between forward and backward out of step with each other. On the last stage both orders are the same.
 
 Letters: P stages, v chunks per stage, M microbatches, L layers, t tick, s stage.
 """
@@ -47,23 +47,23 @@ KINDS: tuple[Kind, Kind] = ("F", "B")
 
 
 class Slot(NamedTuple):
-    """Work of one stage in one direction of one tick."""
+    """Describe the work of one stage in one direction of one tick."""
 
     valid: bool | jax.Array
-    """False in the bubble, where the indices are in range all the same."""
+    """Whether there is work; in the bubble the indices are in range all the same."""
     chunk: Index
-    """Number of the chunk among the stage's v chunks."""
+    """Index of the chunk among the stage's v chunks."""
     microbatch: Index
     ring_slot: Index
-    """Place where the forward leaves its activations for the backward, among `ring_slots` places."""
+    """Index of the buffer, among `ring_slots`, that holds the forward's activations until the backward."""
 
 
 @dataclass(frozen=True)
 class Interleaved1F1B:
-    """Schedule of the executor; v = 1 is 1F1B without interleaving.
+    """Compute the schedule that the executor runs; v = 1 is 1F1B without interleaving.
 
     Raises:
-        InputError: a size below 1, or v > 1 and microbatches that do not fill groups of P.
+        InputError: a size is below 1, or v > 1 and the microbatches do not fill groups of P.
     """
 
     stages: int
@@ -79,7 +79,7 @@ class Interleaved1F1B:
             _require_multiple(self.microbatches, "microbatches", why, self.stages)
 
     def layers_per_chunk(self, layers: int) -> int:
-        """Return the length n = L / (v P) of a chunk.
+        """Return the number of layers in a chunk, n = L / (v P).
 
         Raises:
             InputError: the layers do not divide; the message names the nearest numbers that do.
@@ -92,7 +92,7 @@ class Interleaved1F1B:
 
     @property
     def warmup_ticks(self) -> int:
-        """Return the ticks before the first backward, which have forwards only."""
+        """Return the ticks before the first backward, which have forwards alone."""
         return self.stages * self.chunks - 1
 
     @property
@@ -102,29 +102,31 @@ class Interleaved1F1B:
 
     @property
     def cooldown_ticks(self) -> int:
-        """Return the ticks after the last forward, which have backwards only."""
+        """Return the ticks after the last forward, which have backwards alone."""
         return self.warmup_ticks
 
     @property
     def ticks(self) -> int:
-        """Return the ticks of a step."""
+        """Return the number of ticks in a step."""
         return self.warmup_ticks + self.steady_ticks + self.cooldown_ticks
 
     # Work
 
     def forward(self, tick: Index, stage: Index) -> Slot:
-        """Return the forward of `stage` in `tick` (not in the cool-down)."""
+        """Return the forward of `stage` in `tick`, which is not in the cool-down."""
         return self._slot(tick - stage)
 
     def backward(self, tick: Index, stage: Index) -> Slot:
-        """Return the backward of `stage` in `tick` (not in the warm-up), which comes after that tick's forward."""
+        """Return the backward of `stage` in `tick`, which is not in the warm-up; it runs after the forward of that
+        tick.
+        """
         k = tick - self.warmup_ticks - (self.stages - 1 - stage)
         return self._slot(self.forward_index_of_backward(k))
 
     def forward_index_of_backward(self, k: Index) -> Index:
         """Return the index of the forward that the k-th backward undoes.
 
-        It has the same place in its group, and the chunks come in reverse.
+        Both have the same place in their group, and backwards take the chunks in reverse order.
         """
         chunk = k // self.stages % self.chunks
         return k + (self.chunks - 1 - 2 * chunk) * self.stages
@@ -132,13 +134,13 @@ class Interleaved1F1B:
     def entering(self, tick: Index) -> Slot:
         """Return the microbatch that needs its embedding in `tick`, before the forward.
 
-        It starts on stage 0, chunk 0.
+        A microbatch enters on stage 0, chunk 0.
         """
         slot = self.forward(tick, 0)
         return slot._replace(valid=slot.valid & (slot.chunk == 0))
 
     def leaving(self, tick: Index) -> Slot:
-        """Return the microbatch that needs head and loss in `tick`, after the forward and before the backward."""
+        """Return the microbatch that needs head and loss in `tick`, between the forward and the backward."""
         slot = self.forward(tick, self.stages - 1)
         return slot._replace(valid=slot.valid & (slot.chunk == self.chunks - 1))
 
@@ -151,7 +153,7 @@ class Interleaved1F1B:
 
     @property
     def ring_slots(self) -> int:
-        """Return the number of places for saved activations on each stage, whatever M is."""
+        """Return the number of buffers for activations on each stage, which does not depend on M."""
         return 2 * self.stages - 1 if self.chunks == 1 else (self.chunks + 1) * self.stages
 
     def in_flight(self, stage: int) -> int:
@@ -160,20 +162,20 @@ class Interleaved1F1B:
 
     @property
     def bubble_fraction(self) -> float:
-        """Return idle time over ideal time, (P - 1) / vM."""
+        """Return the idle time over the ideal time, (P - 1) / (v M)."""
         return (self.stages - 1) / self._slots
 
     @property
     def _slots(self) -> int:
-        """Return the number of forwards of a stage, which is that of its backwards."""
+        """Return the number of forwards of a stage, which equals the number of its backwards."""
         return self.chunks * self.microbatches
 
     def _slot(self, k: Index) -> Slot:
         """Return the k-th forward of a stage."""
         group, chunk, lane = k // (self.chunks * self.stages), k // self.stages % self.chunks, k % self.stages
-        # A place is free again 2 (v - c) P - 1 - 2 s ticks after chunk c took it. Chunk v - c of the next group comes
-        # 2 (v - c) P after it and may have it; so may, for c = 0, the group after next. As this holds for every
-        # integer k, not even the masked forwards before the first and after the last one hit a place in use.
+        # A buffer is free again 2 (v - c) P - 1 - 2 s ticks after chunk c took it. Chunk v - c of the next group runs 2
+        # (v - c) P ticks later and may take it; for c = 0, so may the group after the next. As this holds for every
+        # integer k, not even the masked forwards before the first and after the last one overwrite a buffer in use.
         pair = chunk + group % 2 * (self.chunks - 2 * chunk)  # c in even groups, v - c in odd ones
         ring_slot = k % self.ring_slots if self.chunks == 1 else pair * self.stages + lane
         valid = (k >= 0) & (k < self._slots)
@@ -181,11 +183,11 @@ class Interleaved1F1B:
 
 
 FORWARD, BACKWARD = 1, 2
-"""Time of a chunk's forward and backward, in the unit of `Schedule`."""
+"""Times of a chunk's forward and backward, in the unit of `Schedule`."""
 
 
 class Work(NamedTuple):
-    """Forward or backward of one chunk and microbatch, with its start time."""
+    """Describe the forward or backward of one chunk for one microbatch, with its start time."""
 
     start: int
     kind: Kind
@@ -194,28 +196,28 @@ class Work(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Return the time when the next work can start."""
+        """Return the time at which this work is done and the next can start."""
         return self.start + (FORWARD if self.kind == "F" else BACKWARD)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Schedule played out in time."""
+    """Hold the work of every stage, with its times."""
 
     name: str
     chunks: int
     microbatches: int
     stages: Sequence[Sequence[Work]]
-    """Work of every stage, in order."""
+    """Work of every stage, in order of time."""
 
     @cached_property
     def length(self) -> int:
-        """Return the time of a step."""
+        """Return the time that a step takes."""
         return max(work.end for stage in self.stages for work in stage)
 
     @property
     def bubble_fraction(self) -> float:
-        """Return idle time over ideal time; all stages have the same work."""
+        """Return the idle time over the ideal time, which is the same on all stages."""
         busy = sum(work.end - work.start for work in self.stages[0])
         return (self.length - busy) / busy
 
@@ -238,7 +240,7 @@ class Schedule:
 
 
 def interleaved(stages: int, chunks: int, microbatches: int) -> Schedule:
-    """Play out `Interleaved1F1B` tick by tick, as the executor runs it."""
+    """Build the schedule of `Interleaved1F1B` tick by tick, as the executor runs it."""
     rule = Interleaved1F1B(stages, chunks, microbatches)
     rows: list[list[Work]] = [[] for _ in range(stages)]
     now = 0
@@ -256,13 +258,13 @@ def interleaved(stages: int, chunks: int, microbatches: int) -> Schedule:
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
-    """Play out all forwards, then all backwards (1811.06965; in the order of 2104.04473, figure 3)."""
+    """Build the schedule of GPipe: all forwards, then all backwards (1811.06965; order of 2104.04473, figure 3)."""
     forwards, backwards = _each("F", microbatches), _each("B", microbatches)
     return _play("GPipe", microbatches, [forwards + backwards] * stages)
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
-    """Play out Megatron-LM's schedule without interleaving (PipeDream-flush; 2104.04473, figure 4 top)."""
+    """Build Megatron-LM's schedule without interleaving (PipeDream-flush; 2104.04473, figure 4 top)."""
     forwards, backwards = _each("F", microbatches), _each("B", microbatches)
     orders = []
     for stage in range(stages):
@@ -277,7 +279,7 @@ def _each(kind: Kind, microbatches: int) -> list[tuple[Kind, int]]:
 
 
 def _play(name: str, microbatches: int, orders: Sequence[Sequence[tuple[Kind, int]]]) -> Schedule:
-    """Start all work as early as its place in the order and the neighbour that it waits for allow."""
+    """Start each forward and backward as early as its order on the stage and its inputs from the neighbour allow."""
     rows: list[list[Work]] = [[] for _ in orders]
     ends: dict[tuple[str, int, int], int] = {}
     while any(len(row) < len(order) for row, order in zip(rows, orders, strict=True)):
