@@ -1,1 +1,1 @@
-"""The training step as a pure function, everything it changes, and what the loop around it needs."""
+"""The training step as a pure function, the state that it changes, and what the training loop needs around it."""

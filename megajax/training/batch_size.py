@@ -1,7 +1,7 @@
 """Global batch size as a function of consumed samples: constant, or Megatron-LM's linear ramp-up in equal increments.
 
-A ramp (start, increment, samples) climbs from `start` to the final size in k = (final - start) / increment increments
-spread evenly over `samples`; each step asks for its size before it runs.
+A ramp (start, increment, samples) climbs from `start` to the final size in k = (final - start) / increment increments,
+spread evenly over `samples`. The size of a step follows from the samples consumed before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from megajax.config.train import TrainConfig
 
 @dataclass(frozen=True)
 class BatchSizeRamp:
-    """Sizes in samples per step; `start == final` is a constant batch size."""
+    """Give the global batch size of every step, in samples; `start == final` is a constant batch size."""
 
     start: int
     increment: int
@@ -30,22 +30,22 @@ class BatchSizeRamp:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """List every size the run can use, ascending; one compiled step each."""
+        """List all batch sizes of the run in ascending order; each gets a compiled step."""
         return tuple(range(self.start, self.final + 1, self.increment))
 
     def batch_size_at(self, consumed: int) -> int:
-        """Return the samples of the step that starts after `consumed` samples."""
+        """Return the global batch size of the step that starts after `consumed` samples."""
         if consumed > self.ramp_samples:
             return self.final
-        # Integer form of floor(consumed / (ramp_samples / k)): no rounding at the borders.
+        # Integer form of floor(consumed / (ramp_samples / k)): nothing is rounded where the size changes.
         increments = consumed * (len(self.sizes) - 1) // max(self.ramp_samples, 1)
         return min(self.final, self.start + increments * self.increment)
 
     def length(self, train: TrainConfig, step: int = 0, consumed: int = 0) -> tuple[int, int]:
-        """Count steps and samples of a run in all, of which some are done, with whatever batch size.
+        """Return the total steps and samples of a run, of which `step` steps and `consumed` samples are done.
 
         Raises:
-            InputError: it has no step.
+            InputError: the run has no step.
         """
         if train.steps:
             return train.steps, consumed + max(0, train.steps - step) * self.final
@@ -56,7 +56,7 @@ class BatchSizeRamp:
         return steps, samples
 
     def steps_for_samples(self, samples: int, consumed: int = 0) -> int:
-        """Count the whole steps that fit between `consumed` and `samples`; a rest of less than a batch is not used."""
+        """Count the whole steps between `consumed` and `samples`; a last part of less than a batch is not used."""
         steps = 0
         while consumed <= self.ramp_samples:
             size = self.batch_size_at(consumed)

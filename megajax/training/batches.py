@@ -1,10 +1,10 @@
 """Batches on the mesh: from rows in host memory to global arrays, [M, B, S] each.
 
-Sample j of a global batch is row j % B of microbatch j // B: the same sample numbers meet the same step under every
-layout, only their grouping into microbatches changes. A process reads only the rows that its devices hold. The tokens
-of a sample are laid out as `parallel.zigzag` says.
+Sample j of a global batch is row j % B of microbatch j // B. So a step trains on the same samples under every layout,
+and only their grouping into microbatches changes. A process reads only the rows that its devices hold. The tokens of a
+sample are in the order of `parallel.zigzag`.
 
-Shapes: G global batch, M microbatches, B = micro batch x data x fsdp x expert samples of one, S sequence.
+Shapes: G global batch, M microbatches, B = micro batch x data x fsdp x expert samples of a microbatch, S sequence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from megajax.parallel.zigzag import token_order
 
 
 def batch_shardings(rules: Rules, model: ModelConfig, data: DataConfig) -> dict[str, NamedSharding]:
-    """Place every array of a batch [M, B, ...], by name: samples over the replicas, positions over context."""
+    """Return the sharding of every array of a batch [M, B, ...], by name: samples over replicas, positions over
+    context.
+    """
     axes = (None, "batch", "sequence")
     arrays = batch_arrays(model, data)
     return {
@@ -35,20 +37,20 @@ def batch_shardings(rules: Rules, model: ModelConfig, data: DataConfig) -> dict[
 
 
 class Feed:
-    """Cuts global batches for one mesh."""
+    """Cut global batches into microbatches on one mesh."""
 
     def __init__(self, rules: Rules, micro_batch_size: int, shardings: Mapping[str, NamedSharding]) -> None:
-        """Cut batches into the `shardings` of the arrays that the step eats (`batch_shardings`)."""
+        """Cut batches into arrays with these `shardings`, which are those of the step's inputs (`batch_shardings`)."""
         self.width = micro_batch_size * rules.size(*REPLICAS)
         self.context = rules.size("context")
         self.shardings = shardings
 
     def microbatches(self, global_batch_size: int) -> int:
-        """Return M of a global batch of this size (`config.check_batch` has refused what does not divide)."""
+        """Return the number M of microbatches in a global batch of this size; `config.check_batch` has checked it."""
         return global_batch_size // self.width
 
     def rows(self, global_batch_size: int) -> np.ndarray:
-        """List the samples of a global batch that this process needs, ascending."""
+        """List the samples of a global batch that this process needs, in ascending order."""
         shape = (self.microbatches(global_batch_size), self.width)
         held = np.zeros(shape, bool)
         for index in self.shardings["sample_ids"].addressable_devices_indices_map(shape).values():

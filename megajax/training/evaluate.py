@@ -1,7 +1,7 @@
-"""Losses on held-out samples: the sum of token losses over the number of tokens, every sample once.
+"""Losses on held-out samples: the sum of token losses divided by the number of tokens, each sample counted once.
 
-Each evaluation reads the same samples, the first ones of the split, so that its values compare along a run (Megatron-LM
-moves on through the split).
+Each evaluation reads the same samples, the first ones of the split, so that its values can be compared along a run
+(Megatron-LM moves on through the split).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def build_eval_step(
 ) -> Callable[[Model, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
     """Jit f(params, batch) -> (mean, number of unmasked tokens or labelled samples) of every loss, by its name.
 
-    "lm loss" and, where samples have a label, "sop loss"; without dropout.
+    The losses are "lm loss" and, where samples have a label, "sop loss"; nothing is dropped out.
     """
     runner = Runner(rules, attention, chunks=config.parallel.chunks)
 
@@ -43,7 +43,7 @@ def build_eval_step(
 
 
 class Evaluator:
-    """Means of the losses over some global batches of a split, of which the last one may be short."""
+    """Compute the mean losses over some global batches of a split, the last of which may be short."""
 
     def __init__(self, step: EvalStep, feed: Feed, batch_size: int, batches: int) -> None:
         """Evaluate with the compiled `step`, for which `feed` cuts `batches` global batches of `batch_size` samples."""
@@ -53,15 +53,15 @@ class Evaluator:
     def __call__(
         self, params: Model, dataset: Dataset, stop: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
-        """Return losses in nats per token (or sample) by name; one that no token or sample counts for is left out.
+        """Return the losses in nats per token (or sample) by name, without those that no token or sample counts for.
 
-        Return None if `stop()`, asked after every batch by every process, ended it early.
+        `stop()` is asked after every batch by every process; once it is true, the result is None.
         """
         totals: dict[str, np.ndarray] = {}
         count = min(self._samples, len(dataset))
         rows = self._feed.rows(self._batch_size)
         for start in range(0, count, self._batch_size):
-            # Rows past the end are empty samples, which the loss mask leaves out: one compiled shape for all batches.
+            # All batches have one compiled shape: rows past the end are empty samples, which the loss mask leaves out.
             batch = dataset.batch(np.where((ids := start + rows) < count, ids, len(dataset)))
             for name, (loss, n) in self._step(params, self._feed.place(batch, self._batch_size)).items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.array([float(loss) * float(n), float(n)])

@@ -1,10 +1,10 @@
-"""Steps that have gone wrong: what counts as one, and what follows.
+"""Bad steps: how they are recognised, and what a run does after one.
 
-The device judges each step before it updates anything. A bad one, whose loss or gradient is not finite or whose loss is
-far above its running mean, changes nothing but the counters: the state that is left is always the last good one. The
-host reads the verdict one step late and does what `health.policy` says: stop, go on with the next batch, or go back to
-the last checkpoint and on behind the bad step (PaLM, 2204.02311, section 5.1: restart from before a spike, skip its
-batches). The running mean is part of the state, so a resumed run judges as an undisturbed one does.
+The device judges each step before it updates anything. A step is bad if its loss or gradient is not finite, or its loss
+is far above the running mean. It changes nothing but the counters, so the state is always the last good one. The host
+reads the verdict one step late and follows `health.policy`: it stops, goes on with the next batch, or returns to the
+last checkpoint and skips the batches up to the bad step (PaLM, 2204.02311, section 5.1). The running mean is part of
+the state, so a resumed run judges as an undisturbed one does.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 
 
 class Health(NamedTuple):
-    """Three scalars, part of the train state and of every checkpoint."""
+    """Hold the three scalars of a run's health, which are part of the train state and of every checkpoint."""
 
     mean_loss: jax.Array
-    """float32, mean loss of the last `health.window` good steps, roughly: older ones fade."""
+    """float32, mean loss over roughly the last `health.window` good steps; older ones fade."""
     good_steps: jax.Array
-    """int32, in that mean, at most the window."""
+    """int32, number of good steps in that mean, at most the window."""
     bad_in_a_row: jax.Array
-    """int32, bad steps since the last good one."""
+    """int32, number of bad steps since the last good one."""
 
 
 def init_health() -> Health:
@@ -55,7 +55,7 @@ def is_spike(health: Health, loss: jax.Array, config: HealthConfig) -> jax.Array
 
 
 def update_health(health: Health, loss: jax.Array, good: jax.Array, bad: jax.Array, config: HealthConfig) -> Health:
-    """Return the health after a step that was good, bad, or neither (no token, an fp16 overflow)."""
+    """Return the health after a step that was good, bad, or neither (a step without tokens, an fp16 overflow)."""
     weight = 1 / jnp.minimum(health.good_steps + 1, config.window).astype(jnp.float32)
     mean = health.mean_loss + weight * (loss - health.mean_loss)
     return Health(
@@ -66,14 +66,14 @@ def update_health(health: Health, loss: jax.Array, good: jax.Array, bad: jax.Arr
 
 
 class Returns:
-    """A count of returns to each checkpoint of a run. A file of the run keeps it over a crash.
+    """Count the returns to each checkpoint of a run, in a file that outlives a crash.
 
-    Every process counts, the `first` one writes. A run that gives up begins to count afresh: whoever starts it again
-    has changed something.
+    Every process counts, and the `first` one writes. A run that gives up resets the count: whoever starts it again has
+    changed something.
     """
 
     def __init__(self, file: Path, trained: bool, first: bool) -> None:
-        """Go on counting in `file`, if the run is `trained`: if there is a checkpoint.
+        """Go on with the count in `file` if the run is `trained`, which means that there is a checkpoint.
 
         Raises:
             InputError: the file is damaged.
@@ -86,7 +86,7 @@ class Returns:
                 raise InputError(f"{file} is damaged: delete it, and returns count from this start on") from error
 
     def add(self, step: int, patience: int) -> bool:
-        """Count one to the checkpoint of a step; False if these are more than `patience` allows."""
+        """Count one return to the checkpoint of a step; return False if there are now more than `patience` allows."""
         self._counts[str(step)] += 1
         patient = self._counts[str(step)] <= patience
         if self._first and patient:
@@ -98,7 +98,7 @@ class Returns:
 
 
 class RollBack(Exception):  # noqa: N818 - a way to go on, not an error
-    """A bad step under the policy "rollback": its number, and the samples consumed up to it."""
+    """Report a bad step under the policy "rollback": its number, and the samples consumed up to it."""
 
     def __init__(self, done: StepMetrics, reason: str) -> None:
         super().__init__(reason)
@@ -106,19 +106,19 @@ class RollBack(Exception):  # noqa: N818 - a way to go on, not an error
 
 
 def check_step(done: StepMetrics | None, config: Config, last_checkpoint: Callable[[], int | None]) -> None:
-    """Look at a finished step's metrics; `last_checkpoint` finds the newest one if there is need of it.
+    """Act on a finished step's metrics; `last_checkpoint` finds the newest checkpoint if it is needed.
 
     Raises:
         RollBack: the step was bad and the policy is to go back.
-        FloatingPointError: it was bad and the policy, or its patience, ends here (fp16: too many steps overflowed at
-            the smallest loss scale).
+        FloatingPointError: the step was bad and the policy, or its patience, ends the run (fp16: too many steps
+            overflowed at the smallest loss scale).
     """
     if done is None or not done.scalars["skipped"]:
         return
     if done.scalars["tokens"] == 0:
         log.warning("step %d has no unmasked token: skipped, nothing was learned from it", done.step)
         return
-    if not done.scalars["bad-steps"]:  # an overflow, of which fp16 has some
+    if not done.scalars["bad-steps"]:  # not finite but not bad: an fp16 overflow
         check_loss_scale(int(done.scalars["skips-at-minimum"]), config.loss_scale)
         return
     health, reason = config.health, _reason(done)

@@ -1,9 +1,9 @@
 """Loss scaling for fp16: Megatron-LM's dynamic scaler as a pure function over four scalars.
 
 fp16 gradients below 6e-8 vanish, so the loss is multiplied by `scale` before the backward pass and the gradients are
-divided by it after. A step whose gradients overflow is skipped. The first `hysteresis - 1` overflows cost nothing; each
-later one halves the scale. After `window` clean steps the scale doubles, and only that refills the hysteresis: a single
-clean step does not.
+divided by it afterwards. A step whose gradients overflow is skipped. The first `hysteresis - 1` overflows cost nothing;
+each later one halves the scale. After `window` clean steps the scale doubles; only this, and not a single clean step,
+refills the hysteresis.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from megajax.config.train import LossScaleConfig
 
 
 class LossScale(NamedTuple):
-    """State of the scaler, four scalars; part of the train state and of every checkpoint."""
+    """Hold the state of the scaler, four scalars of the train state and of every checkpoint."""
 
     scale: jax.Array
-    """float32, multiplies the loss."""
+    """float32, factor of the loss."""
     growth_tracker: jax.Array
-    """int32, clean steps since the last overflow or growth."""
+    """int32, number of clean steps since the last overflow or growth."""
     hysteresis_tracker: jax.Array
-    """int32, the scale shrinks on an overflow that finds this at 1 or less."""
+    """int32; an overflow shrinks the scale when this is 1 or less."""
     skips_at_minimum: jax.Array
-    """int32, skipped steps in a row that ran at a scale that cannot shrink."""
+    """int32, number of skipped steps in a row at a scale that cannot shrink."""
 
 
 def init_loss_scale(config: LossScaleConfig) -> LossScale:
@@ -43,9 +43,9 @@ def update_loss_scale(state: LossScale, overflow: jax.Array, config: LossScaleCo
     """Return the scaler after a step.
 
     Args:
-        state: Scaler that the step used.
-        overflow: bool scalar, some gradient was inf or nan.
-        config: Static under jit.
+        state: scaler that the step used.
+        overflow: bool scalar, whether a gradient was inf or nan.
+        config: constants of the scaler, static under jit.
     """
     shrinkable = jnp.bool_(config.constant is None) & (state.scale > config.minimum)
     stuck = jnp.where(overflow & ~shrinkable, state.skips_at_minimum + 1, 0)
@@ -65,10 +65,10 @@ def update_loss_scale(state: LossScale, overflow: jax.Array, config: LossScaleCo
 
 
 def check_loss_scale(skips_at_minimum: int, config: LossScaleConfig) -> None:
-    """Stop a run that only skips: the scale cannot shrink further and gradients still overflow.
+    """Stop a run whose steps are all skipped: the scale cannot shrink further and gradients still overflow.
 
     Raises:
-        FloatingPointError: After `config.max_skips_at_minimum` skipped steps in a row.
+        FloatingPointError: `config.max_skips_at_minimum` steps in a row were skipped.
     """
     if skips_at_minimum >= config.max_skips_at_minimum:
         raise FloatingPointError(

@@ -1,10 +1,10 @@
-"""Update rules, weight decay, clipping and the skippable update, over any pytree of parameters.
+"""Optimizers: update rules, weight decay, clipping and the skippable update, over any pytree of parameters.
 
 An optimizer here is an `optax.GradientTransformation` whose update is the *direction* u of `params <- params - lr * u`.
 The learning rate stays outside because it is a function of the samples in the train state (`schedule.py`), and a
 skipped step must not advance it.
 
-Who gets what follows from the role of a parameter, not from its name or rank (stacking layers adds dimensions):
+The role of a parameter decides, not its name or rank (stacking layers adds dimensions):
 
 | role      | weight decay | muon  |
 |-----------|--------------|-------|
@@ -13,11 +13,11 @@ Who gets what follows from the role of a parameter, not from its name or rank (s
 | bias      | no           | adamw |
 | norm      | no           | adamw |
 
-State is one flat NamedTuple of optax (`count`, `mu`, `nu` as the rule needs), whose moments have the tree of the
-parameters, so shardings and checkpoints treat them alike. muon has two such tuples (`MuonAdamWState`); a parameter that
-one of them does not own is None there, which is no leaf at all.
+The state is one flat NamedTuple of optax (`count`, `mu`, `nu` as the rule needs), whose moments have the tree of the
+parameters, so that shardings and checkpoints treat them alike. muon has two such tuples (`MuonAdamWState`); a parameter
+that one of them does not own is None there, which JAX does not count as a leaf.
 
-muon orthogonalises every matrix by itself, as Megatron-LM does by default: queries, keys and values of a fused weight,
+muon orthogonalises every matrix separately, as Megatron-LM does by default: queries, keys and values of a fused weight,
 gate and up, each expert and each layer.
 
 Shapes: L layers (and any other stacking) leading; D embed, N heads, K kv heads, H head dim, F mlp.
@@ -39,15 +39,15 @@ from megajax.models.parameters import part_sizes
 
 DECAYED_ROLES = ("matrix", "embedding")
 EMBED_AXES = ("embed", "expert_embed")
-"""Logical axes of the dimension that a matrix shares with the residual stream."""
+"""Logical axes that stand for the dimension which a matrix shares with the residual stream."""
 MUON_RMS = 0.2
-"""Root mean square of muon's update: like AdamW's, so that one learning rate serves both (2502.16982, eq. 4)."""
+"""Root mean square of muon's update, chosen like AdamW's, so that one learning rate serves both (2502.16982, eq. 4)."""
 
 PyTree = Any
 
 
 class MuonAdamWState(NamedTuple):
-    """Moments of the matrices, and of everything else."""
+    """Hold muon's moments of the matrices, and AdamW's of all other parameters."""
 
     muon: MuonState
     adamw: optax.ScaleByAdamState
@@ -57,9 +57,9 @@ def build_optimizer(config: OptimConfig, roles: PyTree, axes: PyTree) -> optax.G
     """Build the update rule of `config.name` with decoupled weight decay, without the learning rate.
 
     Args:
-        config: Rule and constants.
-        roles: Tree of the parameters, leaves "matrix", "embedding", "bias" or "norm".
-        axes: Tree of the parameters, leaves tuples of logical axis names without the stacking dimensions (for muon).
+        config: update rule and its constants.
+        roles: role of every parameter, in the tree of the parameters: "matrix", "embedding", "bias" or "norm".
+        axes: logical axis names of every parameter, in the same tree, without the stacking dimensions (for muon).
     """
     match config.name:
         case "adamw":
@@ -82,10 +82,10 @@ def build_optimizer(config: OptimConfig, roles: PyTree, axes: PyTree) -> optax.G
 
 
 def _muon_and_adamw(config: OptimConfig, roles: PyTree, axes: PyTree) -> optax.GradientTransformation:
-    """Build Muon with Nesterov momentum and 5 Newton-Schulz steps for matrices (Jordan 2024), AdamW for the rest."""
+    """Build Muon (Nesterov momentum, 5 Newton-Schulz steps; Jordan 2024) for matrices, and AdamW for the rest."""
     adamw = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
 
-    # A matrix has two sides: a vector that decays (the gate of a shared expert) is for AdamW.
+    # A matrix has two sides; a vector with the role of a matrix (the gate of a shared expert) goes to AdamW.
     is_matrix = jax.tree.map(lambda role, names: role == "matrix" and len(names) > 1, roles, axes)
 
     def split(tree: PyTree) -> tuple[PyTree, PyTree]:
@@ -117,10 +117,10 @@ def _muon_and_adamw(config: OptimConfig, roles: PyTree, axes: PyTree) -> optax.G
 def _orthogonal(
     gradient: jax.Array, moment: jax.Array, axes: tuple[str, ...], state: MuonState, momentum: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Update and new moment of one weight, every matrix in it by itself.
+    """Return the update and the new moment of one weight, orthogonalising every matrix in it separately.
 
-    Experts and stacking dimensions are mapped over one by one. Optax would make one dimension of them all, which no
-    mesh can cut as they were cut: every device would gather, and orthogonalise, the experts and layers of all others.
+    Experts and stacking dimensions are mapped over one by one. Optax would merge them into one dimension, which no mesh
+    can cut as they were cut: every device would gather, and orthogonalise, the experts and layers of all others.
     """
     axes = axes[1:] if axes[0] == "experts" else axes
 
@@ -139,10 +139,10 @@ def _orthogonal(
 
 
 def matrix_sides(axes: tuple[str, ...]) -> MuonDimensionNumbers:
-    """Return which dimensions of a weight of one layer, and one expert, are the rows and columns of its matrix.
+    """Return which dimensions of a weight, for one layer and one expert, are the rows and columns of its matrix.
 
-    A block weight maps from or to the residual stream, so the embedding is one side and everything else the other:
-    queries [D, K, G, H] are D x (K G H), attention output [N, H, D] is (N H) x D, fc1 of an expert D x F.
+    A block weight maps from or to the residual stream, so the embedding is one side and all other dimensions are the
+    other: queries [D, K, G, H] are D x (K G H), attention output [N, H, D] is (N H) x D, fc1 of an expert D x F.
     """
     dims = tuple(range(len(axes)))
     if axes[0] in EMBED_AXES:
@@ -153,20 +153,20 @@ def matrix_sides(axes: tuple[str, ...]) -> MuonDimensionNumbers:
 
 
 def _scale_to_rms(orthogonal: jax.Array, dims: MuonDimensionNumbers) -> jax.Array:
-    """Bring an orthogonal rows x cols matrix, whose root mean square is 1 / sqrt(max(rows, cols)), to MUON_RMS."""
+    """Scale an orthogonal rows x cols matrix, whose root mean square is 1 / sqrt(max(rows, cols)), to MUON_RMS."""
     rows, cols = (math.prod(orthogonal.shape[d] for d in side) for side in dims)
     return MUON_RMS * max(rows, cols) ** 0.5 * orthogonal
 
 
 def global_norm(tree: PyTree) -> jax.Array:
-    """Return the L2 norm over all leaves in float32, each global element once, however it is sharded or replicated."""
+    """Return the L2 norm over all leaves in float32; each element counts once, however it is sharded or replicated."""
     return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)))
 
 
 def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, jax.Array]:
-    """Scale gradients so that their norm is at most `max_norm` (0 = leave them); returns them and the norm before.
+    """Scale gradients so that their norm is at most `max_norm` (0 = no limit); return them and the norm before.
 
-    The coefficient is Megatron-LM's max_norm / (norm + 1e-6), used when it is below 1.
+    The coefficient is Megatron-LM's max_norm / (norm + 1e-6) where that is below 1.
     """
     norm = global_norm(grads)
     if max_norm == 0:
@@ -186,7 +186,7 @@ def apply_update(
     """Take one optimizer step, or none: where `skip` (bool scalar) is True, every output leaf is the input leaf.
 
     Selecting leaf by leaf, rather than branching, keeps the update fused and in place when the inputs are donated, and
-    ignores the nan that a skipped update is full of.
+    discards the nan in a skipped update.
     """
     direction, new_state = optimizer.update(grads, opt_state, params)
     new_params = jax.tree.map(lambda p, u: p - lr * u, params, direction)

@@ -1,4 +1,4 @@
-"""The output directory of a run: who owns it, and what is where.
+"""The output directory of a run: its files, its owner and its lock.
 
     config.yaml      every value of the run        data/         token files made from data.text
     run.json         its identity                  tokenizer/    its tokenizer, copied or trained
@@ -8,8 +8,8 @@
     returns.json     how often it went back to which checkpoint, if `health.policy` is "rollback"
     config.lock      held while the run trains     init_from.json, */made_from.json: see `megajax.made_from`
 
-The first start writes config.yaml; a later start must want the same run. Values that shape the result may not change.
-The directory holds all that generation, evaluation and export need, and can be moved, copied and renamed.
+The first start writes config.yaml, and a later start must ask for the same run: values that shape the result may not
+change. The directory holds all that generation, evaluation and export need, and can be moved, copied and renamed.
 """
 
 from __future__ import annotations
@@ -45,60 +45,63 @@ FREE = (
     "train.deterministic", "train.exit_duration", "data.prefetch", "data.cache_dir",
     "data.path", "data.train_path",
 )  # fmt: skip
-"""Keys and sections that may differ when a run is resumed: layout, reporting, saving, faults, how long it runs, and
-the mix of sources and batch size, for which the samples read so far are accounted (`data.consumed`)."""
+"""Keys and sections that may differ when a run is resumed.
+
+They are layout, reporting, saving, faults and length, and also the mix of sources and the batch size, because a run
+keeps account of the samples that it has read (`data.consumed`).
+"""
 SOURCES = ("init_from", "data.text", *(f"tokenizer.{name}" for name in TOKENIZER_FILES))
-"""Keys of files of which something in the run was made: their contents count, not their names (`megajax.made_from`)."""
+"""Keys of files from which a part of the run was made; their contents are compared, not names (`megajax.made_from`)."""
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of a run, and who may use them."""
+    """Know the paths of a run, and guard its directory."""
 
     path: Path
 
     @property
     def config_file(self) -> Path:
-        """Return the file with the values of the first start."""
+        """Return the file that holds the values of the first start."""
         return self.path / CONFIG
 
     @property
     def identity_file(self) -> Path:
-        """Return the file that says who the run is."""
+        """Return the file that holds the identity of the run."""
         return self.path / IDENTITY
 
     @property
     def start(self) -> Path:
-        """Return the folder of a run of the Hugging Face model that `init_from` names, made before this one begins."""
+        """Return the folder of the run that is made of the Hugging Face model in `init_from` before this one begins."""
         return self.path / "init_from"
 
     @property
     def start_record(self) -> Path:
-        """Return the file that says with which weights the run began."""
+        """Return the file that records the weights with which the run began."""
         return self.path / "init_from.json"
 
     @property
     def huggingface(self) -> Path:
-        """Return the folder of the small files of the Hugging Face model that the run was made of, if it was."""
+        """Return the folder for the small files of the Hugging Face model from which the run was made, if it was."""
         return self.path / CAME_WITH_MODEL
 
     @property
     def restart(self) -> str:
-        """Say how to go on with it from any folder, as advice."""
+        """Return advice on how to resume the run from any folder."""
         return f"start python -m megajax.train {self.config_file}"
 
     @property
     def returns_file(self) -> Path:
-        """Return the file that counts how often it went back to which checkpoint."""
+        """Return the file that counts the returns to each checkpoint."""
         return self.path / "returns.json"
 
     def checkpoints(self, config: CheckpointConfig) -> str:
-        """Say where checkpoints are: what the configuration says, or a folder of the run."""
+        """Return the place of the checkpoints: the one in the configuration, or a folder of the run."""
         return config.directory or str(self.path / "checkpoints")
 
     @property
     def owner(self) -> Owner | None:
-        """Name this run to those who keep its checkpoints; None for a run of an older version."""
+        """Return this run as the owner of its checkpoints, or None for a run of an older version."""
         try:
             return Owner(json.loads(self.identity_file.read_text(encoding="utf-8"))["id"], str(self.path.absolute()))
         except FileNotFoundError:
@@ -109,19 +112,20 @@ class RunDirectory:
             ) from None
 
     def identify(self) -> None:
-        """Give the run an identity, if it has none; it stays the same when the directory is moved."""
+        """Give the run an identity if it has none; it stays the same when the directory is moved."""
         if not self.identity_file.exists():
             self._write(self.identity_file, json.dumps({"id": uuid.uuid4().hex}) + "\n")
 
     @contextmanager
     def locked(self, first: bool) -> Iterator[None]:
-        """Keep other starts out of the directory; the system lets go of it when this process ends, however it ends.
+        """Keep other starts out of the directory until the block ends; the system frees the lock of a process that
+        dies.
 
-        Of several processes the `first` does it for all.
+        The `first` of several processes takes the lock for all.
 
         Raises:
-            InputError: it cannot be written, or holds files that are no run.
-            NotReady: another process is training into it.
+            InputError: the directory cannot be written, or holds files that are not those of a run.
+            NotReady: another process is training in it.
         """
         if not first:
             yield
@@ -137,12 +141,12 @@ class RunDirectory:
             yield
 
     def claim(self, config: Config) -> None:
-        """Take the locked directory for a run of `config`, or find it taken by that very run.
+        """Claim the locked directory for a run of `config`, or make sure that it belongs to that very run.
 
-        Until there is a checkpoint nothing has begun, and what a start got wrong may be corrected.
+        Until there is a checkpoint nothing has begun, so values of the first start may still be corrected.
 
         Raises:
-            InputError: it holds another run.
+            InputError: the directory holds another run.
         """
         if config.init_from and same_paths(config.init_from, str(self.path)):
             raise InputError(f"init_from is {config.init_from}, the output_dir itself: name another run or model")
@@ -160,10 +164,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunDirectory, Config]:
-        """Open an existing run; return it and its configuration, with `KEY=VALUE` words that override it.
+        """Open an existing run and return it with its configuration, in which `KEY=VALUE` words override values.
 
         Raises:
-            InputError: there is none.
+            InputError: there is no run.
         """
         run = cls(Path(path).expanduser())
         if not run.config_file.is_file():
@@ -171,7 +175,7 @@ class RunDirectory:
         return run, load_run(run.path, overrides).config
 
     def _has_begun(self) -> bool:
-        """Tell whether there is a checkpoint of this run, here or where the first start said."""
+        """Tell whether there is a checkpoint of this run, here or where the first start put it."""
         if not self.config_file.exists():
             return False
         directory = epath.Path(self.checkpoints(load_run(self.path).config.checkpoint))
@@ -210,7 +214,7 @@ class RunDirectory:
                 raise InputError(f"{self.path} holds another run: its {key} is {then}, now {now}; {remedy}")
 
     def _require_found(self, key: str, before: Sequence[str], now: Sequence[str]) -> None:
-        """Make sure that token files with relative names are here: the run may have begun in another folder."""
+        """Make sure that token files with relative names are found, since the run may have begun in another folder."""
         for source in parse_data_path(now):
             if not Path(source.prefix).is_absolute() and not Path(f"{source.prefix}.idx").exists():
                 known = ", ".join(source.prefix for source in parse_data_path(before))
@@ -221,7 +225,7 @@ class RunDirectory:
 
 
 def _is_same(key: str, before: Any, now: Any) -> bool:
-    """Tell whether two values of a key mean the same; of `SOURCES`, whether as many are named."""
+    """Tell whether two values of a key mean the same; for `SOURCES`, compare how many are named."""
     if key in SOURCES:
         return key.startswith("tokenizer.") or _count(before) == _count(now)
     return same_paths(before, now) if key in PATH_KEYS else before == now

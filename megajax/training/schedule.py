@@ -1,13 +1,13 @@
-"""Learning rate as a function of the samples that successful steps have consumed (Megatron-LM's parameter scheduler).
+"""Learning rate as a function of the samples consumed by successful steps (Megatron-LM's parameter scheduler).
 
 The counter n is in samples, so a batch-size ramp-up does not bend the curve, and it stands still when a step is
 skipped. A step uses the counter *before* its own samples are added. The first step of a run uses n = 0, which with a
 warm-up is `warmup_init_lr` (0 by default: that step moves nothing); the minimum is reached at n = decay, so a run that
 decays over its whole length ends one step above it.
 
-A run whose length is given in steps has its schedule in steps as well: where it goes on with another batch size, a step
-still moves along the curve as far as it would have with the first one (`Stretch`). A run whose length is given in
-samples has its schedule in samples.
+A run whose length is given in steps has its schedule in steps as well: when it goes on with another batch size, a step
+still moves along the curve as far as with the first batch size (`Stretch`). A run whose length is given in samples has
+its schedule in samples.
 
 The counter is int32 (2.1e9 samples). float32 counts exactly only to 2^24 = 16.8e6, so comparisons and differences of
 counts stay in integers and only their final ratio, accurate to 1e-7, is a float.
@@ -29,7 +29,9 @@ from megajax.config.train import OptimConfig, TrainConfig
 
 
 class Stretch(NamedTuple):
-    """A part of a run with one batch size: from `start` samples of good steps on, `size` of them count as `planned`."""
+    """Describe a part of a run with one batch size: from `start` samples of good steps on, `size` samples count as
+    `planned`.
+    """
 
     start: int
     size: int
@@ -37,15 +39,15 @@ class Stretch(NamedTuple):
 
 
 def stretches_of(train: TrainConfig, before: Sequence[Stretch], samples: int) -> tuple[Stretch, ...]:
-    """List the stretches of a run that begins, or goes on, with the batch size of `train`; none if samples count.
+    """List the stretches of a run that begins or goes on with the batch size of `train`; none if samples count.
 
     Args:
         train: batch size, and whether the run is counted in steps or in samples.
-        before: its stretches so far; none for a new run.
-        samples: of its good steps so far.
+        before: stretches of the run so far; empty for a new run.
+        samples: samples consumed by good steps so far.
 
     Raises:
-        InputError: it changes from steps to samples after its batch size has changed.
+        InputError: the run changes from steps to samples after its batch size has changed.
     """
     size = train.global_batch_size
     if train.steps is None:
@@ -63,35 +65,35 @@ def stretches_of(train: TrainConfig, before: Sequence[Stretch], samples: int) ->
 
 @dataclass(frozen=True)
 class Schedule:
-    """A resolved schedule; lengths in samples, from the start of the run."""
+    """Hold the resolved numbers of a schedule, with lengths in samples from the start of the run."""
 
     peak: float
     """Learning rate at the end of the warm-up."""
     minimum: float
     """Learning rate from `decay` on (except for the constant style)."""
     warmup_init: float
-    """Learning rate at n = 0, when there is a warm-up."""
+    """Learning rate at n = 0 if there is a warm-up."""
     warmup: int
     """Length of the linear warm-up."""
     decay: int
-    """End of the decay, warm-up included."""
+    """End of the decay, counted from the start of the run."""
     wsd: int
     """Length of the final decay of the wsd style."""
     style: str
-    """constant, linear, cosine, inverse_sqrt or wsd."""
+    """Name of the curve: constant, linear, cosine, inverse_sqrt or wsd."""
     wsd_style: str
     """Shape of the final decay of wsd: linear, cosine, exponential or minus_sqrt."""
     stretches: tuple[Stretch, ...] = ()
-    """Stretches that say how far samples move along the curve; none = as they come."""
+    """Stretches that say how far samples move along the curve; empty if each sample counts as one."""
 
     @classmethod
     def of_run(
         cls, optim: OptimConfig, train: TrainConfig, steps: int, samples: int, stretches: tuple[Stretch, ...]
     ) -> Schedule:
-        """Return the schedule of a run of so many steps and samples in all.
+        """Return the schedule of a run with these total steps and samples.
 
         Raises:
-            InputError: The run is too long for the counter.
+            InputError: the run is too long for the counter.
         """
         _check_counter(samples)
         planned = stretches[0].planned if stretches else train.global_batch_size
@@ -100,15 +102,15 @@ class Schedule:
 
     @classmethod
     def from_config(cls, optim: OptimConfig, total_samples: int, global_batch_size: int) -> Schedule:
-        """Count everything in samples: steps are multiplied by the (final) global batch size.
+        """Return the schedule of a configuration, with steps converted to samples by the (final) global batch size.
 
         Args:
-            optim: Schedule as the user wrote it, checked by `OptimConfig` and `config.checks`.
-            total_samples: Length of the run; where the decay ends unless `optim` says otherwise.
-            global_batch_size: Samples per step.
+            optim: schedule as the user wrote it, checked by `OptimConfig` and `config.checks`.
+            total_samples: length of the run; the decay ends there unless `optim` says otherwise.
+            global_batch_size: samples per step.
 
         Raises:
-            InputError: The run is too long for the counter.
+            InputError: the run is too long for the counter.
         """
 
         def length(samples: int | None, steps: int | None) -> int:
@@ -140,11 +142,11 @@ def learning_rate(samples: ArrayLike, schedule: Schedule) -> jax.Array:
     """Return the learning rate after `samples` samples.
 
     Args:
-        samples: Integer count of samples seen by successful steps; any shape, traced or not.
-        schedule: Static under jit.
+        samples: integer count of samples consumed by successful steps; any shape, traced or not.
+        schedule: resolved schedule, static under jit.
 
     Returns:
-        float32, the shape of `samples`.
+        The learning rate, float32 in the shape of `samples`.
     """
     s = schedule
     n = _planned(jnp.asarray(samples, jnp.int32), s.stretches)
@@ -176,19 +178,19 @@ def _decayed(n: jax.Array, s: Schedule) -> jax.Array:
 
 
 def _coefficient(n: jax.Array, s: Schedule) -> jax.Array:
-    """Return the share of (peak - minimum) that is left."""
+    """Return the remaining share of (peak - minimum)."""
     if s.style == "wsd":
         return _shape(s.wsd_style, _ratio(n, s.decay - s.wsd, s.decay))
     return _shape(s.style, _ratio(n, s.warmup, s.decay))
 
 
 def _ratio(n: jax.Array, start: int, end: int) -> jax.Array:
-    """Return the progress from `start` (0) to `end` (1); an empty interval is already over."""
+    """Return the progress from `start` (0) to `end` (1); an empty interval has ended."""
     return jnp.clip((n - start) / (end - start), 0.0, 1.0) if end > start else jnp.ones(n.shape)
 
 
 def _shape(style: str, r: jax.Array) -> jax.Array:
-    """Decay from 1 at r = 0 to 0 at r = 1."""
+    """Return the height at r of a curve that decays from 1 at r = 0 to 0 at r = 1."""
     match style:
         case "linear":
             return 1 - r

@@ -1,7 +1,7 @@
-"""The start of a run: its configuration made whole, and said aloud.
+"""The start of a run: completing its configuration, and printing what the run is about to do.
 
-The tokenizer implies a vocabulary size, the checkpoint tells the schedule so far, and process 0 prints what the run is
-about to do.
+The tokenizer implies a vocabulary size, the checkpoint holds the schedule so far, and process 0 prints the
+announcement.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from megajax.training.run_directory import RunDirectory
 from megajax.training.schedule import Schedule, Stretch
 
 ATTENTION_FLOPS: Literal["full", "causal"] = "causal"
-"""Convention of the model FLOPs: Megatron-LM's since core 0.12."""
+"""Convention by which model FLOPs are counted: Megatron-LM's since core 0.12."""
 
 
 def fit_to_tokenizer(config: Config) -> tuple[Config, Tokenizer]:
-    """Load the run's own tokenizer, and give the model the vocabulary size that it implies.
+    """Load the run's tokenizer, and give the model the vocabulary size that it implies.
 
     Raises:
         InputError: the tokenizer cannot be used, or has more ids than `model.vocab_size`.
@@ -48,7 +48,7 @@ def fit_to_tokenizer(config: Config) -> tuple[Config, Tokenizer]:
     wanted = config.model.vocab_size
     if wanted is not None and wanted < tokenizer.vocab_size:
         origin, remedy = "", "unset it, or raise it"
-        if config.init_from is not None:  # unset, it is that model's again
+        if config.init_from is not None:  # unset, the tokenizer is that model's
             origin = f" (that of init_from {config.init_from}, if not given beside it)"
             remedy = f"set it to {tokenizer.vocab_size} or more, or keep the tokenizer of that model"
         raise InputError(
@@ -61,7 +61,7 @@ def fit_to_tokenizer(config: Config) -> tuple[Config, Tokenizer]:
 
 
 def check_tokenizer(tokenizer: Tokenizer, record: dict[str, Any], run: RunDirectory) -> None:
-    """Refuse a checkpoint whose tokenizer gave other ids."""
+    """Refuse a checkpoint that was trained with a tokenizer of other ids."""
     if record["tokenizer"] != tokenizer.identity:
         changed = [key for key, value in tokenizer.identity.items() if record["tokenizer"].get(key) != value]
         raise InputError(
@@ -71,7 +71,7 @@ def check_tokenizer(tokenizer: Tokenizer, record: dict[str, Any], run: RunDirect
 
 
 def stretches_before(record: dict[str, Any] | None) -> list[Stretch]:
-    """List the stretches of a run up to a checkpoint with this record; earlier versions knew one batch size alone."""
+    """List the stretches of a run up to the checkpoint with this record; earlier versions knew only one batch size."""
     if record is None:
         return []
     size = record["batch_size"]
@@ -81,14 +81,14 @@ def stretches_before(record: dict[str, Any] | None) -> list[Stretch]:
 def changes(
     record: dict[str, Any], train: TrainConfig, optim: OptimConfig, samples: int, schedule: Schedule
 ) -> list[str]:
-    """Say what is different since a checkpoint was written, where it concerns which samples are read when.
+    """List what has changed since a checkpoint was written, as far as it decides which samples are read when.
 
     Args:
-        record: of the checkpoint.
-        train: as it is now.
-        optim: as it is now.
-        samples: of the whole run, as it is now.
-        schedule: of the learning rate, as it is now.
+        record: record of the checkpoint.
+        train: batch size and length, as configured now.
+        optim: learning-rate schedule, as configured now.
+        samples: length of the whole run in samples, as it is now.
+        schedule: resolved learning-rate schedule, as it is now.
     """
     size, lines, varies = train.global_batch_size, [], optim.decay_style != "constant"
     if record["batch_size"] != size:
@@ -104,7 +104,7 @@ def changes(
 
 
 def throughput_of(config: Config, mesh: Mesh) -> Throughput:
-    """Say what a sample costs and what the devices could do, for MFU."""
+    """Return the cost of a sample and the peak of the devices, from which MFU follows."""
     peak = device_peak(jax.devices()[0], config.train.precision, config.log.peak_tflops)
     family = model_class(config.model)
     decoder = family.decoder_tokens(config.data)
@@ -112,7 +112,7 @@ def throughput_of(config: Config, mesh: Mesh) -> Throughput:
         flops_per_sample=count_flops(config.model, 1, config.data.seq_length, ATTENTION_FLOPS, decoder).model,
         tokens_per_sample=config.data.seq_length + decoder,
         devices=mesh.size,
-        attention=family.sees,  # who looks both ways is charged for all scores
+        attention=family.sees,  # a bidirectional model is charged for all scores
         peak_flops=peak.flops,
         peak_label=peak.label,
     )
@@ -121,12 +121,12 @@ def throughput_of(config: Config, mesh: Mesh) -> Throughput:
 def device_peak(device: jax.Device, precision: str, override_tflops: float | None = None) -> Peak:
     """Return the dense peak of a device for matrix products in `precision` ("bf16", "fp16" or "fp32").
 
-    A CPU is measured; simulated devices share its cores and so its peak.
+    A CPU is measured; simulated devices share its cores and therefore its peak.
 
     Args:
-        device: Any device of the mesh.
-        precision: `train.precision`.
-        override_tflops: `log.peak_tflops`; 0 = no MFU.
+        device: any device of the mesh.
+        precision: value of `train.precision`.
+        override_tflops: value of `log.peak_tflops`; 0 = no MFU.
     """
     if override_tflops is not None:
         return Peak(override_tflops * 1e12 or None, f"{override_tflops:g} TFLOP/s from log.peak_tflops")
@@ -145,7 +145,7 @@ def announce(
     resumed_step: int,
     run: RunDirectory,
 ) -> None:
-    """Print run, mesh, kernel, policies, sizes and data, on process 0."""
+    """Print run, mesh, kernel, policies, sizes and data on process 0."""
     if jax.process_index() > 0:
         return
     train, model = config.train, config.model
@@ -182,7 +182,7 @@ def _pipeline(schedule: Interleaved1F1B) -> str:
 
 
 def announce_data(data: TrainingData, consumed: int, changed: Sequence[str]) -> None:
-    """Print, on process 0, where every source goes on and how often it will have been read by the end of the run."""
+    """Print, on process 0, where every source goes on and how often it will have been read at the end of the run."""
     if jax.process_index() > 0:
         return
     head = [f"goes on at sample {consumed:,}, none is left out or comes twice"] if consumed else []

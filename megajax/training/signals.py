@@ -1,9 +1,9 @@
-"""Signals to a running job, and how its processes tell each other, so that all stop after the same step.
+"""Signals to a running job, and their exchange between its processes, so that all stop after the same step.
 
-SIGTERM, Ctrl-C and a time limit ask a run to save and leave, SIGUSR1 to save and go on. A signal reaches one process,
-at a moment of its own. So each process sends a row of numbers in a tiny all-gather behind every step, and reads all
-rows of the step before: every process sees the same table at the same step and decides the same, without waiting for
-the others and without messages of its own.
+SIGTERM, Ctrl-C and a time limit ask a run to save and leave, SIGUSR1 asks it to save and go on. A signal reaches each
+process at another moment, or only one of them. So each process sends a row of numbers in a tiny all-gather after every
+step, and reads all rows of the step before. Every process then sees the same table at the same step and decides the
+same, without waiting for the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megajax.processes import in_turn
 
 
 class Request(IntEnum):
-    """A request to the run; the largest of several counts, so that processes agree by the maximum of theirs."""
+    """Name a request to the run; the largest of several counts, so that processes agree on the maximum."""
 
     NOTHING = 0
     SIGUSR1 = 1
@@ -41,16 +41,16 @@ class Request(IntEnum):
 
 
 class Requests:
-    """Context in which the three signals only leave a note; a second Ctrl-C leaves at once."""
+    """Note the three signals while the block runs instead of acting on them; a second Ctrl-C leaves at once."""
 
     def __init__(self, minutes: float | None) -> None:
-        """Begin without a request; the time limit counts from here."""
+        """Begin without a request; the time limit, in minutes, counts from here."""
         self._noted = Request.NOTHING
         self._limit = None if minutes is None else time.monotonic() + 60 * minutes
         self._previous: dict[signal.Signals, Any] = {}
 
     def take(self) -> Request:
-        """Return what this process was asked for; a request to save is noted once, one to stop stays."""
+        """Return the request to this process; a request to save is returned once, a request to stop stays."""
         if self._limit is not None and time.monotonic() >= self._limit:
             self._noted = max(self._noted, Request.TIME_LIMIT)
         taken = self._noted
@@ -74,7 +74,7 @@ class Requests:
 
 
 class Pulse:
-    """Gathers tables [processes, columns]; every process has to beat as often."""
+    """Gather tables [processes, columns]; every process has to beat equally often."""
 
     def __init__(self) -> None:
         """Gather over all devices of the run."""
@@ -88,8 +88,8 @@ class Pulse:
         """Send this process's row.
 
         Returns:
-            Tables [beats, processes, columns]: of the beat before, if nobody has waited for it, and, if we `wait`, of
-            this one; None if that is none.
+            Tables [beats, processes, columns]: that of the beat before, unless it has been waited for, and with `wait`
+            that of this beat; None if there is none.
         """
         mine = np.array([row], np.float32)
         if jax.process_count() == 1:

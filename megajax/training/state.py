@@ -1,8 +1,8 @@
-"""Everything that a training step changes, as one pytree, and the form of it that checkpoints hold.
+"""Train state: everything that a training step changes, as one pytree, and its form in checkpoints.
 
 Checkpoints hold the weights of all layers in one stack [L, ...], whatever the pipeline. An interleaved pipeline keeps
-them as [chunks, L / chunks, ...], cut over `pipe` in the second dimension. Going from one form to the other is a
-reshape of every stacked array and an exchange over `pipe`, once per save or restore.
+them as [chunks, L / chunks, ...], cut over `pipe` in the second dimension. Conversion between the two is a reshape of
+every stacked array and an exchange over `pipe`, once per save or restore.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from megajax.training.optimizer import build_optimizer
 
 
 class TrainState(NamedTuple):
-    """The arrays that a checkpoint holds."""
+    """Hold the arrays of a checkpoint."""
 
     step: jax.Array
-    """int32, steps taken, skipped ones included."""
+    """int32, number of steps taken, skipped ones included."""
     samples: jax.Array
-    """int32, samples seen by steps that were not skipped: what the learning rate is a function of."""
+    """int32, samples consumed by steps that were not skipped; the learning rate is a function of this."""
     params: Model
     """fp32 master weights."""
     opt_state: Any
     """Moments and counts of the optimizer."""
     loss_scale: LossScale
-    """fp16 scaler; constant 1 in other precisions."""
+    """State of the fp16 loss scaler; constant 1 in other precisions."""
     health: Health
     """Running mean of the loss, and bad steps in a row."""
 
 
 def init_state(key: jax.Array, config: Config, optimizer: optax.GradientTransformation) -> TrainState:
-    """Draw the state before the first step, a pure function of (key, config): the same bits on every layout."""
+    """Draw the state before the first step as a pure function of (key, config), with the same bits on every layout."""
     params = split_layers(build_model(key, config.model), config.parallel.chunks)
     return TrainState(
         step=jnp.int32(0),
@@ -57,22 +57,22 @@ def init_state(key: jax.Array, config: Config, optimizer: optax.GradientTransfor
 
 
 def scaling(loss_scale: LossScaleConfig, precision: str) -> LossScaleConfig:
-    """Return how the loss is scaled: as configured under fp16, by a constant 1 in other precisions."""
+    """Return the configured loss scaling under fp16, and a constant scale of 1 in other precisions."""
     return loss_scale if precision == "fp16" else LossScaleConfig(constant=1.0)
 
 
 def optimizer_for(optim: OptimConfig, model: ModelConfig) -> optax.GradientTransformation:
-    """Build the update rule, which knows role and axes of every parameter of the model."""
+    """Build the update rule from the role and the axes of every parameter of the model."""
     abstract = jax.eval_shape(lambda key: build_model(key, model), jax.random.key(0))
     axes = annotate(abstract, lambda _, param: param.get_metadata()["axes"])
     return build_optimizer(optim, roles(abstract), axes)
 
 
 class CanonicalForm:
-    """The way to the form of checkpoints and back; with one chunk per stage both are the state itself."""
+    """Convert a state to the form of checkpoints and back; with one chunk per stage both forms are the same."""
 
     def __init__(self, abstract: TrainState, shardings: TrainState, rules: Rules, chunks: int) -> None:
-        """Prepare both ways; `abstract` and `shardings` describe the state as the training step holds it."""
+        """Prepare both conversions; `abstract` and `shardings` describe the state as the training step holds it."""
         self.interleaved = chunks > 1
         self.abstract = jax.eval_shape(join_layers, abstract) if self.interleaved else abstract
         self.shardings = rules.shardings(self.abstract)
@@ -80,9 +80,9 @@ class CanonicalForm:
         self._split = jax.jit(lambda state: split_layers(state, chunks), out_shardings=shardings, donate_argnums=0)
 
     def of(self, state: TrainState) -> TrainState:
-        """Bring a state into the form of checkpoints."""
+        """Convert a state to the form of checkpoints."""
         return in_turn(self._join(state)) if self.interleaved else state
 
     def back(self, state: TrainState) -> TrainState:
-        """Bring a state into the form of the training step."""
+        """Convert a state to the form of the training step."""
         return in_turn(self._split(state)) if self.interleaved else state

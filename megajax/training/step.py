@@ -1,8 +1,8 @@
 """The training step: loss, gradients, update, as one jitted function of (state, batch).
 
-Loss is the sum of token losses over the number of unmasked tokens of the global batch, whatever the layout and the
-accumulation. Gradients and optimizer are fp32; under bf16 and fp16 the forward and backward pass run on a copy of the
-weights that is cast once a step.
+The loss is the sum of token losses divided by the number of unmasked tokens of the global batch, whatever the layout
+and the accumulation. Gradients and optimizer are fp32; under bf16 and fp16 the forward and backward pass run on a copy
+of the weights that is cast once a step.
 
 Shapes: M microbatches, B samples of a microbatch over all replicas, S sequence.
 """
@@ -38,14 +38,14 @@ Metrics = dict[str, jax.Array]
 
 
 def weighted(batch: Batch, scale: jax.Array | float = 1.0) -> tuple[Batch, dict[str, jax.Array]]:
-    """Give a batch the weights of its losses; count how many tokens or samples each loss is the mean of, by its name.
+    """Add the weights of its losses to a batch; return it with the number of tokens or samples of each loss, by name.
 
-    "weights" [M, B, S] make a sum over tokens their mean times `scale`, "sample_weights" [M, B] the same of samples
-    that have a label.
+    With "weights" [M, B, S] a sum over tokens is their mean times `scale`; "sample_weights" [M, B] do the same for
+    samples that have a label.
     """
     tokens = batch["loss_mask"].sum()
     counts = {"lm loss": tokens}
-    # Scale and mean go in here, so that no fp16 cotangent is ever unscaled.
+    # The weights include scale and mean, so that no fp16 cotangent is ever unscaled.
     batch = {**batch, "weights": batch["loss_mask"] * (scale / jnp.maximum(tokens, 1))}
     if "pair_labels" in batch:
         labelled = (batch["pair_labels"] >= 0).astype(jnp.float32)
@@ -54,9 +54,9 @@ def weighted(batch: Batch, scale: jax.Array | float = 1.0) -> tuple[Batch, dict[
     return batch, counts
 
 
-@lru_cache(maxsize=1)  # a run asks for it, its training step and its evaluation; tracing the model takes half a second
+@lru_cache(maxsize=1)  # run, training step and evaluation all ask; tracing the model takes half a second
 def build_init(config: Config, rules: Rules) -> tuple[Callable[[jax.Array], TrainState], TrainState, TrainState]:
-    """Return the jitted initialiser, and shape and sharding of what it gives."""
+    """Return the jitted initialiser of the train state, and the shapes and shardings of its result."""
     optimizer = optimizer_for(config.optim, config.model)
     init = lambda key: init_state(key, config, optimizer)  # noqa: E731
     abstract = jax.eval_shape(init, jax.random.key(0))
@@ -67,15 +67,15 @@ def build_init(config: Config, rules: Rules) -> tuple[Callable[[jax.Array], Trai
 def build_train_step(
     config: Config, rules: Rules, schedule: Schedule, attention: str
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Jit the training step; the state is donated.
+    """Jit the training step, which takes over the memory of the state (donation).
 
-    A step that must not count (an fp16 overflow, no unmasked token at all, or what `training.health` calls bad) leaves
-    parameters, moments, counts and schedule untouched; `skipped` says so.
+    A step that must not count leaves parameters, moments, counts and schedule untouched, and reports `skipped`: after
+    an fp16 overflow, without a single unmasked token, or if `training.health` calls it bad.
 
-    Metrics are fp32 scalars under Megatron-LM's names: "lm loss" (mean over tokens) and what other losses the model has
-    ("sop loss", "load_balancing_loss", "z_loss", before their factors), "learning-rate", "grad-norm"
+    Metrics are fp32 scalars under Megatron-LM's names: "lm loss" (mean over tokens) and the model's other losses ("sop
+    loss", "load_balancing_loss", "z_loss", before their factors), "learning-rate", "grad-norm"
     (before clipping), "loss-scale", with `log.params_norm` "params-norm"; and "tokens", "skipped", "skips-at-minimum",
-    "mean-loss" (as the step was judged by), "bad-steps" (in a row, with this one; 0 if it was not bad).
+    "mean-loss" (the running mean that judged the step), "bad-steps" (in a row, this one included; 0 if it was not bad).
     """
     optimizer = optimizer_for(config.optim, config.model)
     loss_scale = scaling(config.loss_scale, config.train.precision)
@@ -88,7 +88,7 @@ def build_train_step(
         scale = state.loss_scale.scale
         batch, counts = weighted(batch, scale)
         model = cast(state.params, DTYPES[config.train.precision])
-        # Pinned where the master weights lie, so that what ZeRO-1 gathers over `data` is the cast copy.
+        # The cast copy is sharded as the master weights are, so that ZeRO-1 gathers it, and not them, over `data`.
         model = jax.lax.with_sharding_constraint(model, rules.shardings(model))
         losses, gradients = runner.losses_and_gradients(model, batch, state.step)
         losses, gradients = jax.tree.map(lambda x: x / scale, (losses, gradients))
@@ -98,7 +98,7 @@ def build_train_step(
         spike = is_spike(state.health, loss, config.health)
         tokens = counts["lm loss"]
         skip = overflow | spike | (tokens == 0)
-        # What fp16 overflows is the loss scale's affair, not a sign of ill health.
+        # An fp16 overflow concerns the loss scale, and is not a bad step.
         bad = spike | (overflow & (config.train.precision != "fp16"))
         lr = learning_rate(state.samples, schedule)
         params, opt_state = apply_update(state.params, state.opt_state, gradients, lr, optimizer, skip)
@@ -137,15 +137,15 @@ def build_train_step(
 
 
 class CompiledStep:
-    """A train step, f(state, batch) -> (state, metrics), that is compiled for every batch size when one first comes."""
+    """Compile the train step, f(state, batch) -> (state, metrics), for every batch size at its first batch."""
 
     def __init__(self, step: Any, compiling: Callable[[], AbstractContextManager[None]]) -> None:
-        """Compile within `compiling()`, a context for the time that a compilation takes."""
+        """Compile within `compiling()`, a context that lasts as long as a compilation."""
         self._step, self._compiling = step, compiling
         self._compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Take a step; the state is donated."""
+        """Take a step and return the new state and the metrics; the state is donated."""
         shape = batch["tokens"].shape
         if shape not in self._compiled:
             with self._compiling():
@@ -154,10 +154,10 @@ class CompiledStep:
 
     @property
     def sizes(self) -> int:
-        """Count the batch sizes that were compiled."""
+        """Return the number of batch sizes that were compiled."""
         return len(self._compiled)
 
     @property
     def planned_bytes(self) -> int:
-        """Return the largest memory of one device that XLA has planned for a step."""
+        """Return the largest memory, in bytes, that XLA has planned on one device for a step."""
         return max(planned_bytes(compiled) for compiled in self._compiled.values())
