@@ -1,1 +1,1 @@
-"""Everything that a run tells people and tools: log line, metrics files, speed, progress."""
+"""Reports of a run to people and tools: log line, metrics files, speed, progress."""

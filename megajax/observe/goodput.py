@@ -1,4 +1,4 @@
-"""The time of a run: every second of a process is booked to one cause, and goodput adds them up over all starts.
+"""Goodput: every second of a process is booked to one cause, and the seconds are added up over all starts of a run.
 
     clock = Clock()                     # first thing in a run: what follows is "start"
     with clock.during("restore"):
@@ -6,16 +6,17 @@
     clock.steady()                      # the first step is done: what nobody claims is "host" from now on
 
 Causes of the training loop are "input" (waiting for a batch), "device" (waiting for a step to end) and "host" (the
-rest: dispatching steps, reporting). "input" is an upper bound of what the devices miss, for they may still be at work
-on the step before. Others are up to the caller: "compile", "restore", "evaluation", "checkpoint".
+rest: dispatching steps, reporting). "input" is an upper bound of the devices' idle time, because they may still be at
+work on the step before. The caller names the other causes: "compile", "restore", "evaluation", "checkpoint".
 
-Goodput is how much of a run's whole life, over all its starts, went into steps that count:
+Goodput is the share of a run's whole life, over all its starts, that went into steps that count:
 
     goodput 91.2 % of 3 h 12 min in 2 starts: down 4.1 %, start 3.0 %, lost 1.2 %, checkpoint 0.3 %, input 0.2 %
 
-"lost" are steps that were done again, after a crash or a return to a checkpoint; "down" is the time from the last sign
-of life of a start to the next start. OUTPUT_DIR/goodput.json holds one record a start. It is replaced as a whole, at
-most once a second: a process killed at any moment leaves a whole one, and what it had not written counts as "down".
+"lost" is the time of steps that had to be done again after a crash or a return to a checkpoint; "down" is the time from
+the last sign of life of a start to the next start. OUTPUT_DIR/goodput.json holds one record a start. It is replaced as
+a whole, at most once a second: a process killed at any moment leaves a whole file, and the time that it had not written
+counts as "down".
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from megajax.files import atomic_write, remove_leftovers
 log = logging.getLogger(__name__)
 
 IN_STEPS = ("start", "input", "host", "device")
-"""Causes that belong to the time per step, as in Megatron-LM's iteration time; the first step compiles in "start"."""
+"""Causes that count in the time per step, as in Megatron-LM's iteration time; the first step compiles in "start"."""
 STEPPING = ("host", "device")
-"""Causes of the clock that are productive, if the steps are not lost."""
+"""Causes of the clock that are productive unless the steps are lost."""
 
 
 class Clock:
-    """Seconds by cause; one per process."""
+    """Count the seconds of a process by cause."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -51,7 +52,7 @@ class Clock:
 
     @contextmanager
     def during(self, cause: str) -> Iterator[None]:
-        """Book what happens inside to `cause`, and to nothing around it."""
+        """Book the seconds of the block to `cause` alone, even inside another block."""
         before = self._switch(cause)
         try:
             yield
@@ -59,13 +60,13 @@ class Clock:
             self._switch(before)
 
     def steady(self) -> None:
-        """Note that the start is over."""
+        """Note that the start is over: seconds without a cause count as "host" from now on."""
         if self._cause == "start":
             self._switch("host")
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Return all that was booked until now; it adds up to the age of the clock."""
+        """Return all seconds until now by cause; they add up to the age of the clock."""
         self._switch(self._cause)
         return dict(self._seconds)
 
@@ -77,36 +78,37 @@ class Clock:
 
 
 class Meter:
-    """Reads a clock again and again."""
+    """Read a clock repeatedly, each time from the last reading on."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._before: dict[str, float] = {}
 
     def read(self) -> dict[str, float]:
-        """Return seconds by cause since the reading before; the first time, since the clock began."""
+        """Return the seconds by cause since the last reading, at first since the clock began."""
         before, self._before = self._before, self._clock.seconds
         return {cause: seconds - before.get(cause, 0.0) for cause, seconds in self._before.items()}
 
 
 @dataclass(kw_only=True)
 class Start:
-    """One start of a run, or what follows a return to a checkpoint."""
+    """Record one start of a run, or its continuation after a return to a checkpoint."""
 
     began: float
-    """Unix time."""
+    """Unix time of the start."""
     resumed: int
-    """Steps that were done before."""
+    """Number of steps that had been done before."""
     step: int
-    """Last step done."""
+    """Number of the last step that was done."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds by cause of the clock, until the last sign of life."""
+    """Seconds of the clock by cause, until the last sign of life."""
 
 
 def spending(starts: Sequence[Start]) -> dict[str, float]:
-    """Add up the seconds of a run by cause, with "productive", "lost" and "down": together the life of the run.
+    """Add up the seconds of a run by cause, with "productive", "lost" and "down"; together they are the life of the
+    run.
 
-    Steps of one start count as equally long.
+    All steps of one start are taken as equally long.
     """
     total: dict[str, float] = defaultdict(float, productive=0.0)
     redone_after, next_began = math.inf, -math.inf
@@ -131,7 +133,7 @@ def goodput(starts: Sequence[Start]) -> float:
 
 
 def describe_goodput(starts: Sequence[Start]) -> str:
-    """Write one line: the goodput, and what took the rest, the most first."""
+    """Return one line that tells the goodput and the causes of the rest, largest first."""
     seconds = spending(starts)
     whole = sum(seconds.values())
     shares = {cause: 100 * spent / (whole or 1.0) for cause, spent in seconds.items()}
@@ -144,10 +146,10 @@ def describe_goodput(starts: Sequence[Start]) -> str:
 
 
 class Ledger:
-    """The starts of a run, the running one last, in a file. For one process."""
+    """Keep the starts of a run in a file, the running one last; only one process does so."""
 
     def __init__(self, path: Path, clock: Clock, resumed: int) -> None:
-        """Go on with the starts found in `path`; this one has been running since `clock` began."""
+        """Go on with the starts found in `path`; the present start has been running since `clock` began."""
         self._path = path
         self._meter = Meter(clock)
         self._written = -math.inf
@@ -173,7 +175,7 @@ class Ledger:
             seconds[cause] = seconds.get(cause, 0.0) + spent
         whole = {"goodput": goodput(self.starts), "seconds": spending(self.starts)}
         text = json.dumps(whole | {"starts": [asdict(start) for start in self.starts]}, indent=1)
-        with atomic_write(self._path, durable=False) as file:  # every second: no disk is worth waiting for
+        with atomic_write(self._path, durable=False) as file:  # written every second, so it does not wait for the disk
             file.write(text.encode())
         self._written = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""The progress line: Megatron-LM's fields in Megatron-LM's order, so that its log parsers work, then ours.
+"""The progress line: Megatron-LM's fields in Megatron-LM's order, so that its log parsers work, then further fields.
 
     [2025-01-31 12:00:00.000000] iteration      100/    1000 | consumed samples:         6400 | elapsed time per ... |
 
@@ -17,19 +17,19 @@ from megajax.observe.throughput import Speed
 
 @dataclass
 class Interval:
-    """Sums since the last log line."""
+    """Sum up the steps since the last log line."""
 
     steps: int = 0
     samples: int = 0
     seconds: float = 0.0
     input_seconds: float = 0.0
-    """Seconds of those that were spent waiting for a batch."""
+    """Seconds, out of `seconds`, that were spent waiting for a batch."""
     skipped: int = 0
     nans: int = 0
     loss_sum: float = 0.0
 
     def add(self, loss: float, skipped: bool, samples: int, seconds: float, input_seconds: float) -> None:
-        """Count one step. As in Megatron-LM, a skipped step's loss stays out of the mean."""
+        """Count one step; as in Megatron-LM, the loss of a skipped step does not enter the mean."""
         self.steps += 1
         self.samples += samples
         self.seconds += seconds
@@ -42,42 +42,42 @@ class Interval:
 
     @property
     def loss(self) -> float | None:
-        """Return the mean over the steps that were not skipped; None if there are none."""
+        """Return the mean loss over the steps that were not skipped, or None if there are none."""
         taken = self.steps - self.skipped
         return self.loss_sum / taken if taken else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogRecord:
-    """Everything that one line says about the steps since the line before."""
+    """Hold the values of one log line, about the steps since the line before."""
 
     step: int
     total_steps: int
     samples: int
     """Samples consumed since the start of the run."""
     batch_size: int
-    """Samples of the last step."""
+    """Number of samples in the last step."""
     speed: Speed
-    """Mean over the interval."""
+    """Mean speed over the interval."""
     input_share: float
-    """Fraction of it spent waiting for batches."""
+    """Fraction of the interval that was spent waiting for batches."""
     learning_rate: float
-    """The last step's learning rate; scale and norms are the last step's as well."""
+    """Learning rate of the last step; loss scale and norms are those of the last step as well."""
     loss: float | None
-    """Mean of the steps that were not skipped; None if there is none."""
+    """Mean loss of the steps that were not skipped; None if there are none."""
     others: Mapping[str, float] = field(default_factory=dict)
-    """The last step's other losses."""
+    """Other losses of the last step."""
     loss_scale: float
     grad_norm: float
     params_norm: float | None = None
     skipped: int
-    """Steps skipped in the interval."""
+    """Number of steps skipped in the interval."""
     nans: int
-    """Skipped steps whose loss itself was not finite."""
+    """Number of skipped steps whose loss itself was not finite."""
 
 
 def format_log_line(record: LogRecord, now: datetime) -> str:
-    """Write one line that starts with a space and ends with ` |`, like Megatron-LM's."""
+    """Return the log line, which starts with a space and ends with ` |` like Megatron-LM's."""
     r = record
     fields = [
         f"iteration {r.step:8d}/{r.total_steps:8d}",
@@ -101,7 +101,7 @@ def format_log_line(record: LogRecord, now: datetime) -> str:
 
 
 def format_evaluation(step: int, losses: Mapping[str, float], split: str) -> str:
-    """Write Megatron-LM's three lines after an evaluation; `split` is "validation" or "test"."""
+    """Return Megatron-LM's three lines after an evaluation; `split` is "validation" or "test"."""
     values = (f"{name} value: {loss:.6E} | {name} PPL: {perplexity(loss):.6E} | " for name, loss in losses.items())
     line = f" {split} loss at iteration {step} | {''.join(values)}"
     rule = "-" * (len(line) + 1)

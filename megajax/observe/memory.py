@@ -1,4 +1,4 @@
-"""Memory of the devices: in use against the plan, and what to do when it runs out."""
+"""Device memory: the bytes in use compared with the plan, and advice when memory runs out."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from megajax.config.base import InputError
 
 GIB = 2**30
 TOLERANCE = 1.1
-"""Times the plan above which the peak is worth a warning."""
+"""Factor of the plan above which a peak is worth a warning."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of one device."""
+    """Hold the memory counts of one device, in bytes."""
 
     in_use: int
     peak: int
     limit: int
-    """Bytes that the allocator may take."""
+    """Bytes that the allocator may use."""
 
 
 def device_memory() -> DeviceMemory | None:
-    """Return the memory of this process's fullest device; None where the backend keeps no count (CPU)."""
+    """Return the memory of this process's fullest device, or None if the backend keeps no count (CPU)."""
     counts = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
     every = [
         DeviceMemory(count["bytes_in_use"], count.get("peak_bytes_in_use", 0), count.get("bytes_limit", 0))
@@ -44,25 +44,26 @@ def device_memory() -> DeviceMemory | None:
 
 
 def planned_bytes(compiled: Any) -> int:
-    """Sum up XLA's plan of a compiled step on one device: arguments, results that reuse none of them, temporaries.
+    """Return the bytes that XLA has planned for a step on one device: arguments, temporaries, and results in memory of
+    their own.
 
     Args:
-        compiled: `jax.stages.Compiled`.
+        compiled: compiled step, a `jax.stages.Compiled`.
     """
     plan = compiled.memory_analysis()
     return plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
 
 
 class MemoryWatch:
-    """Compares what is in use with the plan."""
+    """Compare the memory in use with the plan."""
 
     def __init__(self) -> None:
         self.planned: int | None = None
-        """Bytes of a device (`planned_bytes`)."""
+        """Bytes planned for a device (see `planned_bytes`)."""
         self._told = False
 
     def look(self) -> dict[str, float]:
-        """Return scalars for the metrics files; the first time, log a line, and a warning if the plan was wrong."""
+        """Return scalars for the metrics files; the first time, log a line, and a warning if the plan was exceeded."""
         memory = device_memory()
         if not self._told:
             self._told = True
@@ -74,7 +75,7 @@ class MemoryWatch:
 
 
 def describe_memory(memory: DeviceMemory | None, planned: int | None) -> str:
-    """Write one line: in use, peak and plan in GiB; without a count of the device, the process's own memory."""
+    """Return one line with use, peak and plan in GiB; without counts of the device, with the process's own memory."""
     plan = f"; the step is planned to take {planned / GIB:.3f} GiB" if planned is not None else ""
     if memory is None:
         return f"memory: n/a on this device (this process at most {resident_peak() / GIB:.3f} GiB){plan}"
@@ -83,17 +84,17 @@ def describe_memory(memory: DeviceMemory | None, planned: int | None) -> str:
 
 
 def resident_peak() -> int:
-    """Return the most bytes of host memory that this process has held."""
+    """Return the largest host memory, in bytes, that this process has held."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
 @contextmanager
 def explained_out_of_memory() -> Iterator[None]:
-    """Turn XLA's "out of memory", from compiling or running, into one line.
+    """Turn XLA's "out of memory" error, from compiling or running, into one line.
 
     Raises:
-        InputError: needed and available bytes, and what to try.
+        InputError: memory ran out; the message tells needed and available bytes and advises.
     """
     try:
         yield
@@ -105,7 +106,7 @@ def explained_out_of_memory() -> Iterator[None]:
 
 
 def explain_out_of_memory(message: str, memory: DeviceMemory | None) -> str | None:
-    """Write one line about XLA's message and the device it is about; None if it is about something else."""
+    """Return one line that explains XLA's message and names its device, or None if memory is not the matter."""
     if "RESOURCE_EXHAUSTED" not in message and "OUT_OF_MEMORY" not in message:
         return None
     needed = requested_bytes(message)
@@ -125,7 +126,7 @@ def explain_out_of_memory(message: str, memory: DeviceMemory | None) -> str | No
 
 
 def requested_bytes(message: str) -> int | None:
-    """Find the allocation that failed in XLA's message: in bytes, or in a rounded "18.09GiB"."""
+    """Return the size in bytes of the failed allocation, which XLA's message gives exactly or rounded ("18.09GiB")."""
     text = re.search(r"alloc\w+ .*", message)
     if text is None:
         return None

@@ -1,11 +1,12 @@
 """Destinations of a run's numbers: metrics.jsonl always, TensorBoard, Weights & Biases and Prometheus on request.
 
-All of them use Megatron-LM's scalar names: `lm loss`, `learning-rate`, `grad-norm`, `loss-scale`, `batch-size`,
+All of them use Megatron-LM's names of scalars: `lm loss`, `learning-rate`, `grad-norm`, `loss-scale`, `batch-size`,
 `params-norm`, `iteration-time` (s), `throughput` (TFLOP/s per device), `lm loss validation`, `lm loss validation ppl`.
-Prometheus gets them as gauges: `megajax_lm_loss`, `megajax_iteration_time`.
+Prometheus has them as gauges: `megajax_lm_loss`, `megajax_iteration_time`.
 
-metrics.jsonl is the record to compare runs by: one object per line, whose content depends only on the run, except for
-the member `timing`, which a comparison drops. After a resume it equals the file of a run that was never interrupted.
+metrics.jsonl is the record by which runs are compared. It has one object per line, whose content depends only on the
+run, except for the member `timing`, which a comparison leaves out. After a resume it equals the file of a run that was
+never interrupted.
 """
 
 from __future__ import annotations
@@ -31,26 +32,27 @@ Scalars = dict[str, float]
 
 
 class MetricsWriter(Protocol):
-    """One destination."""
+    """Write the scalars of steps to one destination."""
 
     def write(self, step: int, samples: int, scalars: Scalars, timing: Scalars) -> None:
-        """Record scalars of `step`, after `samples` consumed samples; `timing` is what differs from run to run."""
+        """Record the scalars of `step`, after `samples` consumed samples; those in `timing` differ from run to run."""
 
     def close(self) -> None:
-        """Flush and release."""
+        """Write what is pending and release the destination."""
 
 
 @contextmanager
 def open_writers(config: LogConfig, output_dir: Path, resumed_step: int) -> Iterator[list[MetricsWriter]]:
-    """Open the destinations that `config` asks for, closed at the end. Only one process calls it.
+    """Open the destinations that `config` asks for, and close them at the end; only one process does so.
 
     Args:
-        config: Which ones.
-        output_dir: Directory of the run.
-        resumed_step: Last step of the checkpoint the run continues from; 0 = a new run. Later records are discarded.
+        config: destinations, and their settings.
+        output_dir: directory of the run.
+        resumed_step: last step of the checkpoint from which the run continues, after which records are discarded; 0 = a
+            new run.
 
     Raises:
-        InputError: Something is asked for but not installed, or the port is taken.
+        InputError: a destination's package is not installed, or the port is taken.
     """
     project, port = config.wandb_project, config.prometheus_port
     makers: list[Callable[[], MetricsWriter]] = []
@@ -67,20 +69,20 @@ def open_writers(config: LogConfig, output_dir: Path, resumed_step: int) -> Iter
 
 
 class JsonlWriter:
-    """One JSON object per line, handed to the operating system in one write: a crash tears at most the last line."""
+    """Write one JSON object per line, each in a single system call: a crash tears at most the last line."""
 
     def __init__(self, path: Path, resumed_step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._last: list[object] = []
         remove_leftovers(path)
         if resumed_step == 0:
-            path.unlink(missing_ok=True)  # of a start that never reached a checkpoint
+            path.unlink(missing_ok=True)  # written by a start that never reached a checkpoint
         elif path.exists():
             self._last = _truncate_after(path, resumed_step)
         self._file = path.open("ab")
 
     def write(self, step: int, samples: int, scalars: Scalars, timing: Scalars) -> None:
-        """Append a line, unless a start before this one has: of an evaluation that a checkpoint lacks."""
+        """Append a line, unless an earlier start has: that of an evaluation behind the checkpoint."""
         if [step, *scalars] == self._last:
             return
         record = {"step": step, "samples": samples} | _finite(scalars) | {"timing": _finite(timing)}
@@ -98,7 +100,9 @@ def _finite(scalars: Scalars) -> dict[str, float | None]:
 
 
 def _truncate_after(path: Path, last_step: int) -> list[object]:
-    """Drop the records of later steps, and a last line that a crash tore; step and scalars' names of the last one."""
+    """Drop the records of later steps, and a last line torn by a crash; return step and scalars' names of the last
+    record.
+    """
     last: list[object] = []
     with path.open("rb") as old, atomic_write(path) as new:
         for number, line in enumerate(old, start=1):
@@ -116,7 +120,7 @@ def _truncate_after(path: Path, last_step: int) -> list[object]:
 
 
 class TensorBoardWriter:
-    """TensorBoard events over steps, written below `SummaryWriter`, which would rename `lm loss` to `lm_loss`."""
+    """Write TensorBoard events by step, without `SummaryWriter`, which would rename `lm loss` to `lm_loss`."""
 
     def __init__(self, directory: Path, resumed_step: int) -> None:
         self._writer = FileWriter(str(directory))
@@ -139,12 +143,12 @@ def require(module: str, extra: str, key: str) -> Any:
     """Import an optional dependency.
 
     Args:
-        module: Its name in Python.
-        extra: megajax's extra that brings it.
-        key: Configuration that asks for it.
+        module: name of the Python module.
+        extra: megajax's extra that installs it.
+        key: configuration key that asks for it.
 
     Raises:
-        InputError: It is not installed.
+        InputError: the module is not installed.
     """
     try:
         return import_module(module)
@@ -155,7 +159,7 @@ def require(module: str, extra: str, key: str) -> Any:
 
 
 class WandbWriter:
-    """A Weights & Biases run named after the output directory; a resumed run is a new one of the same name."""
+    """Write to a Weights & Biases run named after the output directory; a resumed run is a new one of the same name."""
 
     def __init__(self, project: str, output_dir: Path) -> None:
         self._run = require("wandb", "wandb", "log.wandb_project").init(
@@ -172,7 +176,7 @@ class WandbWriter:
 
 
 class PrometheusWriter:
-    """The newest value of every scalar, served at http://HOST:port/metrics."""
+    """Serve the newest value of every scalar at http://HOST:port/metrics."""
 
     def __init__(self, port: int) -> None:
         self._client = require("prometheus_client", "prometheus", "log.prometheus_port")

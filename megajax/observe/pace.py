@@ -1,7 +1,8 @@
-"""Times of steps, lap by lap and in percentiles, and the processes that are slower than the others.
+"""Times of steps, singly and in percentiles, and the processes that are slower than the others.
 
-Collectives make all processes equally slow, so the time of a step names no culprit. What a host spends before it waits
-for its device does: on input, and on everything else it has to do. (A slow GPU stays hidden in the wait of all.)
+Collectives make all processes equally slow, so the time of a step does not tell which one is the cause. The time that a
+host spends before it waits for its device does: on input, and on its other work. (A slow GPU is not found: all
+processes wait for it.)
 
 Shapes: P processes, 2 columns: input, host.
 """
@@ -17,18 +18,18 @@ from megajax.observe.goodput import IN_STEPS, Clock, Meter
 
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 REMEMBERED = 10_000
-"""Newest steps that percentiles are over."""
+"""Number of newest steps over which percentiles are taken."""
 ENOUGH = 10
-"""Steps before anybody is called slow: of fewer, what one process happened to wait for once is a large part."""
+"""Number of steps before any process is called slow; over fewer, a single wait is a large part of the time."""
 COLUMNS = ("input", "host")
 SLOW = 1.5
-"""A straggler takes this many times the median,"""
+"""Factor of the median time above which a process is a straggler (see `NOTICEABLE`)."""
 NOTICEABLE = 0.05
-"""and longer than the median by this fraction of the time of the steps."""
+"""Fraction of the steps' time by which a straggler must also exceed the median."""
 
 
 class Pace:
-    """Times of the steps of one process."""
+    """Take the times of the steps of one process."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -39,15 +40,15 @@ class Pace:
         self._table: np.ndarray | float = 0.0
 
     def start(self) -> None:
-        """Begin the next lap now."""
+        """Begin the next lap."""
         self._laps.read()
 
     def lap(self) -> tuple[float, float]:
-        """End a step: return its seconds, and how many of them were spent waiting for a batch."""
+        """End a step and return its seconds, and how many of them were spent waiting for a batch."""
         self._clock.steady()
         spent = self._laps.read()
         seconds = sum(spent.get(cause, 0.0) for cause in IN_STEPS)
-        if self._first:  # which compiles, and waits for the loader to come up
+        if self._first:  # the first step compiles, and waits for the loader to start
             self._first = False
             self._own.read()
         else:
@@ -57,17 +58,18 @@ class Pace:
         return seconds, spent.get("input", 0.0)
 
     def own_seconds(self) -> list[float]:
-        """Return this process's row of the table for `hosts`: seconds spent since the last call, by `COLUMNS`."""
+        """Return this process's row of the table for `hosts`: the seconds spent since the last call, by `COLUMNS`."""
         spent = self._own.read()
         return [0.0 if self._first else spent.get(column, 0.0) for column in COLUMNS]
 
     def hosts(self, table: np.ndarray, names: Sequence[str]) -> str | None:
-        """Say which processes are slower than the others, if any (`describe_hosts`), over `ENOUGH` steps or more.
+        """Describe the processes that are slower than the others, if any, over at least `ENOUGH` steps
+        (`describe_hosts`).
 
         Args:
-            table: Rows of all processes since the last call, summed, [P, 2]; kept for later calls while the steps are
-                too few.
-            names: Host of every process.
+            table: seconds of all processes since the last call, [P, 2]; added to those of later calls while the steps
+                are too few.
+            names: host of every process.
         """
         self._table = self._table + table
         if self._unjudged < ENOUGH:
@@ -77,36 +79,36 @@ class Pace:
         return describe_hosts(seconds, wall, names)
 
     def percentiles(self, last: int = REMEMBERED) -> dict[str, float]:
-        """Return median, 90th and 99th percentile and maximum of the last steps in seconds; none before step 2."""
+        """Return median, 90th and 99th percentile and maximum of the last steps in seconds; nothing before step 2."""
         times = list(self._times)[-last:]
         if not times:
             return {}
         return dict(zip(PERCENTILES, map(float, np.percentile(times, list(PERCENTILES.values()))), strict=True))
 
     def describe(self) -> str:
-        """Write the percentiles as one line."""
+        """Return the percentiles as one line."""
         values = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in self.percentiles().items())
         return f"step time of the last {len(self._times)} steps: {values or 'n/a'}"
 
 
 def find_stragglers(seconds: np.ndarray, wall: float) -> list[int]:
-    """Find the processes that were slower than the others.
+    """Return the numbers of the processes that were slower than the others.
 
     Args:
-        seconds: What each spent, [P].
-        wall: Seconds that the steps took in which they spent it.
+        seconds: seconds that each process spent, [P].
+        wall: seconds that the same steps took.
     """
     median = _median(seconds)
     return [int(p) for p in np.flatnonzero((seconds > SLOW * median) & (seconds > median + NOTICEABLE * wall))]
 
 
 def describe_hosts(table: np.ndarray, wall: float, names: Sequence[str]) -> str | None:
-    """Write a table of what processes spent, and who is slow; None if nobody is.
+    """Return a table of the seconds that processes spent, and which are slow, or None if none is.
 
     Args:
-        table: Seconds by process and column, [P, 2].
-        wall: Seconds that the steps took in which they spent them.
-        names: Host of every process.
+        table: seconds by process and column, [P, 2].
+        wall: seconds that the same steps took.
+        names: host of every process.
     """
     rows, slow = [], []
     for column, seconds in zip(COLUMNS, table.T, strict=True):
@@ -121,5 +123,5 @@ def describe_hosts(table: np.ndarray, wall: float, names: Sequence[str]) -> str 
 
 
 def _median(seconds: np.ndarray) -> float:
-    # The lower one, so that of two processes the slower can be told.
+    # The lower median, so that the slower one of two processes can be found.
     return float(np.sort(seconds)[(len(seconds) - 1) // 2])

@@ -1,4 +1,4 @@
-"""A window of steps recorded by JAX's profiler, for TensorBoard or XProf."""
+"""Profiles: a window of steps recorded by JAX's profiler, for TensorBoard or XProf."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from megajax.config.config import ProfileConfig
 
 
 class ProfileWindow:
-    """Records steps `profile.start` to `profile.stop` of process 0; a context manager that ends what is going on.
+    """Record steps `profile.start` to `profile.stop` of process 0, as a context manager that ends a recording at its
+    exit.
 
     with ProfileWindow(config.profile, directory) as profile:
         for step in ...:
@@ -42,11 +43,11 @@ class ProfileWindow:
 
     @contextmanager
     def step(self, step: int, state: Any) -> Iterator[None]:
-        """Mark the dispatch of `step` inside.
+        """Mark the block as the dispatch of `step`.
 
         Args:
-            step: Counted from 1.
-            state: Result of the step before. At the edges of the window it is waited for: steps run behind the host.
+            step: number of the step, counted from 1.
+            state: result of the step before, waited for at the edges of the window, because steps run behind the host.
         """
         inside = step in self._steps
         if inside != self._running:
@@ -60,7 +61,7 @@ class ProfileWindow:
             yield
 
     def close(self) -> None:
-        """Write the trace, if one is being recorded, and say how to look at it."""
+        """Write the trace, if one is being recorded, and tell how to look at it."""
         if self._running:
             self._running = False
             jax.profiler.stop_trace()

@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, and for long jobs a log line now and then where there is no terminal."""
+"""Progress of long jobs: a bar on a terminal, and log lines at intervals where there is no terminal."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _BAR_SECONDS = 0.2
 def progress_bar(
     total: int, done: int, console: Console | None = None, counts: bool = True
 ) -> Iterator[Callable[[int, str], None]]:
-    """Show how many of `total` steps are done, starting at `done`; silent in a file, a pipe or a notebook.
+    """Show how many of `total` steps are done, starting at `done`; show nothing in a file, a pipe or a notebook.
 
     Args:
-        total: steps in all.
-        done: steps at the start.
-        console: where the bar is drawn; None = standard output.
-        counts: show the number of steps and the time left beside the bar.
+        total: number of steps in all.
+        done: number of steps done at the start.
+        console: console on which the bar is drawn; None = standard output.
+        counts: whether to show the number of steps and the time left beside the bar.
 
     Yields:
-        `advance(step, note)`: move the bar to `step` and write `note` beside it.
+        `advance(step, note)`, which moves the bar to `step` and writes `note` beside it.
     """
     console = console or Console()
     if not console.is_terminal:
@@ -46,11 +46,11 @@ def progress_bar(
 
 
 class InputProgress:
-    """The progress of a long job through its input, its rate, and the time left; a context manager.
+    """Show the progress of a long job through its input, its rate and the time left, as a context manager.
 
     Args:
-        total: bytes of input.
-        done: bytes that an earlier run has dealt with; they do not count for the rate.
+        total: size of the input in bytes.
+        done: bytes that an earlier run has processed; they do not count for the rate.
     """
 
     def __init__(self, total: int, done: int = 0):
@@ -61,7 +61,7 @@ class InputProgress:
         self._start = self._shown = time.monotonic()
 
     def advance(self, read: int, documents: int) -> None:
-        """Count some more bytes of input and the documents in them."""
+        """Count `read` more bytes of input and the documents in them."""
         self._read += read
         self._documents += documents
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""The reporter takes each step's device scalars to the log line and the metrics files.
+"""Reporting: each step's scalars go from the device to the log line and the metrics files.
 
 The training loop hands over each step's metrics as soon as the step is dispatched; they are read one step later, so
 that the device never waits for a log line: `float(loss)` right after dispatching a step blocks Python until that step
@@ -16,7 +16,7 @@ ends, and the device then idles until Python has dispatched the next one.
                     losses = evaluate(state)
                 reporter.evaluation(step, samples, losses, "validation")
 
-`flush` belongs before a checkpoint too: a run resumed from it expects the records up to its step. Metrics go by
+Call `flush` before a checkpoint too: a run resumed from it expects the records up to its step. Metrics have
 Megatron-LM's names: `lm loss`, `learning-rate`, `grad-norm`, `loss-scale`, `skipped` (0 or 1), optionally
 `params-norm`, the losses of `models.losses.BESIDES`, and any other, which goes to the metrics files only. Every process
 calls the reporter; process 0 reports.
@@ -48,7 +48,7 @@ from megajax.processes import take_turns
 
 
 class Reporter:
-    """Interval means, log line, progress bar, metrics files and goodput of one run; a context manager."""
+    """Report one run by interval means, log line, progress bar, metrics files and goodput, as a context manager."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Reporter:
             if error is None:
                 self.flush()
             if self._reports:
-                with suppress(OSError):  # a full disk, say, is not what the run is to be remembered for
+                with suppress(OSError):  # an error here (a full disk, say) must not hide the run's own error
                     self._ledger.save()
                 if error is None:
                     print(self.pace.describe(), describe_goodput(self._ledger.starts), sep="\n", flush=True)
@@ -99,14 +99,14 @@ class Reporter:
         """Take the metrics of the step just dispatched; report and return those of the step before.
 
         Args:
-            step: Counted from 1.
-            samples: Consumed since the start of the run, this step included.
-            batch_size: Samples of this step.
-            scalars: Replicated device scalars.
+            step: number of the step, counted from 1.
+            samples: samples consumed since the start of the run, this step included.
+            batch_size: number of samples in this step.
+            scalars: metrics of the step by name, replicated device scalars.
         """
         with self._clock.during("device"):
             done = self._late.push(step, samples, batch_size, scalars)
-        # A step that was waited for has ended here, not where it is read.
+        # If the step was waited for, it has ended here, and not only where it is read.
         lap, self._lap = self._lap, self.pace.lap() if take_turns() else None
         return self._report(done, lap)
 
@@ -118,7 +118,7 @@ class Reporter:
         return self._report(done, lap)
 
     def during(self, cause: str) -> AbstractContextManager[None]:
-        """Book what happens inside to a cause; unless that is "input", the time per step leaves it out."""
+        """Book the block to a cause; unless the cause is "input", its time does not count in the time per step."""
         return self._clock.during(cause)
 
     def evaluation(self, step: int, samples: int, losses: Mapping[str, float], split: str) -> None:
@@ -130,14 +130,14 @@ class Reporter:
             print(format_evaluation(step, losses, split), flush=True)
 
     def saved(self, step: int, seconds: float, asynchronous: bool) -> None:
-        """Report a checkpoint that held up training for so long."""
+        """Report a checkpoint that held up training for `seconds`."""
         self._once["save-time"] = seconds
         if self._reports:
             rest = " (blocking), writing goes on" if asynchronous else ""
             print(f"saved step {step} in {seconds:.2f} s{rest}", flush=True)
 
     def rewind(self, step: int) -> None:
-        """Return to the checkpoint of `step`: records of later steps are discarded, their time is lost."""
+        """Go back to the checkpoint of `step`: discard the records of later steps, and count their time as lost."""
         self._late, self._lap, self._interval, self._resumed_step = LateMetrics(), None, Interval(), step
         self.pace.start()
         if self._reports:
@@ -146,7 +146,7 @@ class Reporter:
             self._open()
 
     def hosts(self, table: np.ndarray, names: Sequence[str]) -> None:
-        """Name processes that are slower than the others (`Pace.hosts`)."""
+        """Report the processes that are slower than the others (`Pace.hosts`)."""
         text = self.pace.hosts(table, names)
         if self._reports and text:
             print(text, flush=True)
@@ -157,7 +157,7 @@ class Reporter:
         self._advance = self._exit.enter_context(progress_bar(self._total_steps, self._resumed_step))
 
     def _report(self, done: StepMetrics | None, lap: tuple[float, float] | None) -> StepMetrics | None:
-        """Report a step whose lap was taken when it ended, or else ends as it is read."""
+        """Report a step; without a `lap` taken at its end, the step ends now, as it is read."""
         if done is None:
             return None
         seconds, input_seconds = lap or self.pace.lap()
@@ -207,32 +207,32 @@ class Reporter:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """Scalars of one finished step and its place in the run."""
+    """Hold the scalars of one finished step and its place in the run."""
 
     step: int
-    """Counted from 1."""
+    """Number of the step, counted from 1."""
     samples: int
-    """Consumed since the start of the run, this step included."""
+    """Samples consumed since the start of the run, this step included."""
     batch_size: int
-    """Samples of this step."""
+    """Number of samples in this step."""
     scalars: dict[str, float]
 
 
 class LateMetrics:
-    """Holds back the newest step, so that reading the one before does not wait for it."""
+    """Hold back the newest step, so that reading the step before does not wait for it."""
 
     def __init__(self) -> None:
         self._held: tuple[int, int, int, Mapping[str, jax.Array]] | None = None
 
     def push(self, step: int, samples: int, batch_size: int, scalars: Mapping[str, jax.Array]) -> StepMetrics | None:
-        """Hold the step just dispatched (replicated device scalars); return the one before, None at first."""
+        """Hold the step just dispatched (replicated device scalars) and return the step before, or None at first."""
         for scalar in scalars.values():
             scalar.copy_to_host_async()
         ready, self._held = self.pop(), (step, samples, batch_size, scalars)
         return ready
 
     def pop(self) -> StepMetrics | None:
-        """Wait for the step that is held back and return it; None if there is none."""
+        """Wait for the step that is held back and return it, or None if there is none."""
         if self._held is None:
             return None
         step, samples, batch_size, scalars = self._held

@@ -1,7 +1,7 @@
 """The speed of a run: seconds per step, tokens/s, TFLOP/s per device, MFU.
 
 MFU (model FLOPs utilisation, PaLM, 2204.02311, appendix B) = model FLOPs / (seconds x devices x peak FLOP/s). Model
-FLOPs leave recomputation out, so recomputing more cannot raise it.
+FLOPs exclude recomputation, so that more of it cannot raise MFU.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import jax.numpy as jnp
 
 @dataclass(frozen=True)
 class Speed:
-    """Mean speed of some steps."""
+    """Hold the mean speed of some steps."""
 
     seconds: float
     """Seconds per step."""
     tokens_per_second: float
     """Tokens per second over all devices."""
     tflops_per_device: float
-    """Model FLOPs, 1e12 per second."""
+    """Model FLOPs per second and device, in units of 1e12."""
     mfu: float | None
-    """Fraction of the peak; None if the peak is unknown."""
+    """Fraction of the peak that model FLOPs reach; None if the peak is unknown."""
 
     def scalars(self) -> dict[str, float]:
-        """Return the speed for the metrics files."""
+        """Return the speed as scalars for the metrics files."""
         scalars = {
             "iteration-time": self.seconds,
             "throughput": self.tflops_per_device,
@@ -38,22 +38,22 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """The cost of a sample, and the best that the devices could do."""
+    """Know the cost of a sample and the peak of the devices."""
 
     flops_per_sample: float
-    """Model FLOPs, forward and backward."""
+    """Model FLOPs of a sample, forward and backward."""
     tokens_per_sample: int
-    """S."""
+    """Tokens of a sample."""
     devices: int
     attention: str
-    """Scores that `flops_per_sample` charges for, in words: "full" or "causal"."""
+    """Attention scores that `flops_per_sample` counts, in words: "full" or "causal"."""
     peak_flops: float | None
-    """Dense FLOP/s of one device; None = unknown."""
+    """Dense peak FLOP/s of one device; None = unknown."""
     peak_label: str
     """Origin of the peak, in words."""
 
     def speed(self, samples: int, seconds: float, steps: int = 1) -> Speed:
-        """Return the speed of `steps` steps that took `seconds` together for `samples` samples."""
+        """Return the speed of `steps` steps that took `seconds` in all for `samples` samples."""
         flops_per_second = self.flops_per_sample * samples / seconds / self.devices
         return Speed(
             seconds=seconds / steps,
@@ -63,7 +63,7 @@ class Throughput:
         )
 
     def describe(self) -> str:
-        """Write the formula behind the numbers, to be printed once per run."""
+        """Return the formula behind the numbers, to be printed once per run."""
         return (
             f"MFU = model FLOPs / (seconds x {self.devices} devices x peak); model FLOPs per sample "
             f"{self.flops_per_sample:.4g} ({self.attention} attention, no recomputation); peak {self.peak_label}"
