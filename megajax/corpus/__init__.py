@@ -1,1 +1,1 @@
-"""The way of text files to token files."""
+"""Preparation of text files: reading them, tokenizing them, and writing token files."""

@@ -1,11 +1,11 @@
-r"""Conversations as token ids: what is given and what is to be learnt, the same when training and when prompting.
+r"""Conversations as token ids: context that is given and answers that are learnt, the same in training and in prompts.
 
-A tokenizer that comes with a chat template (Jinja, as Hugging Face keeps it) writes them by that template, in which the
-names of special tokens are these tokens. Any other tokenizer will do with roles as text:
+A tokenizer with a chat template (Jinja, as Hugging Face keeps it) writes conversations by that template, in which the
+names of special tokens stand for these tokens. With any other tokenizer, roles are written as text:
 
     <|system|>\nBe brief.\n<|user|>\nHow much is 6 x 7?\n<|assistant|>\n42<end of document>
 
-The ids of a prompt are those that stand before the answer in training, answers of the assistant before it included.
+The ids of a prompt are those that precede the answer in training, earlier answers of the assistant included.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from megajax.data.tokenizers.tokenizer import ROLES as TOKEN_ROLES
 
 ROLES = ("system", "user", "assistant", "tool")
 Message = Mapping[str, Any]
-"""A message has a role and a content, which is text."""
+"""Message of a conversation, with a role and a content, which is text."""
 _PROBE = "megajax"
 _ROLES_AS_TEXT = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] }}"
@@ -37,13 +37,13 @@ _ROLES_AS_TEXT = (
 
 
 class Chat:
-    """The way in which a tokenizer writes conversations.
+    """Write conversations as a tokenizer does.
 
     Args:
-        tokenizer: its `chat_template`, if it has one, its special tokens and its beginning of sequence.
+        tokenizer: tokenizer with its special tokens, its beginning of sequence and its `chat_template`, if it has one.
 
     Raises:
-        InputError: the template is none.
+        InputError: the chat template is not a valid template.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -52,10 +52,11 @@ class Chat:
         self.not_learnt = 0
 
     def turns(self, conversations: Sequence[Sequence[Message]]) -> list[list[list[int]]]:
-        """Return the ids of conversations: in turn what is given and the answer to it, with the token that ends it.
+        """Return the ids of each conversation as turns: context and answer alternate, each answer with the token that
+        ends it.
 
-        What follows the last answer is dropped. A template may write an earlier answer otherwise than it was given
-        (without its reasoning, say): then it is not learnt, but given, and `not_learnt` counts it.
+        Messages after the last answer are dropped. A template may write an earlier answer differently than it was given
+        (without its reasoning, say): then that answer counts as context, and `not_learnt` counts it.
 
         Raises:
             InputError: a message has no role or text, there is no answer, or the template cannot write it.
@@ -67,7 +68,7 @@ class Chat:
         return [self._templated(messages) for messages in conversations]
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids that stand before the assistant's next answer.
+        """Return the ids that precede the assistant's next answer.
 
         Raises:
             InputError: a message has no role or text, or the template cannot write it.
@@ -80,21 +81,21 @@ class Chat:
         return [i for turn in self._cut(text, messages) for i in turn]
 
     def text(self, messages: Sequence[Message], opened: bool = False) -> str:
-        """Return a conversation as the template writes it, if `opened` with the beginning of an answer.
+        """Return a conversation as the template writes it, with `opened` up to the beginning of an answer.
 
         Raises:
-            InputError: there is no template, or it cannot write this.
+            InputError: there is no template, or it cannot write this conversation.
         """
         if self._template is None:
             raise InputError("the tokenizer has no chat template: set tokenizer.chat_template")
         try:
             return self._template.render(messages=list(messages), add_generation_prompt=opened, **self._names)
-        except Exception as error:  # a template is a program of its own
+        except Exception as error:  # a template is a program, and may raise anything
             raise InputError(f"the chat template cannot write this conversation: {error}") from None
 
     @cached_property
     def end_id(self) -> int | None:
-        """Return the special token that ends an answer, None if the template has none."""
+        """Return the special token that ends an answer, or None if the template has none."""
         if self._template is None:
             return self._tokenizer.eod_id
         text = self.text([{"role": "user", "content": _PROBE}, _answer(_PROBE)])
@@ -109,7 +110,7 @@ class Chat:
         return {**tokens, "tools": None, "documents": None}
 
     def _ended(self, turns: list[list[int]]) -> list[list[int]]:
-        """Add to turns of text what stands before all and behind each answer."""
+        """Add the beginning of sequence before all turns, and the end of an answer after each answer."""
         turns[0][:0] = self._tokenizer.prefix
         for answer in turns[1::2]:
             answer.append(self._tokenizer.eod_id)
@@ -129,9 +130,10 @@ class Chat:
         return turns
 
     def _cut(self, whole: str, messages: Sequence[Message]) -> list[list[int]]:
-        """Return the ids of a text, in turn up to an answer and to the end of it, and what is left.
+        """Return the ids of a text in pieces: up to an answer, up to its end, and so on, and the rest.
 
-        Up to every cut they are those of the text up to there alone, so that a prompt that ends at it has the same.
+        The ids before each cut are those of the text before the cut alone, so a prompt that ends there has the same
+        ids.
         """
         cuts = [0]
         for i, message in enumerate(messages):
@@ -149,19 +151,19 @@ class Chat:
         return turns
 
     def _answer_length(self, text: str) -> int:
-        """Measure an answer up to the special token that ends it: spaces behind that are no part of it."""
+        """Return the length of an answer up to the special token that ends it; spaces after that do not count."""
         names = "|".join(map(re.escape, self._tokenizer.special))
         ending = re.search(rf"({names})\s*$", text) if names else None
         return ending.end(1) if ending else len(text)
 
 
 def roles_as_text(tokenizer: Tokenizer) -> str:
-    """Return a chat template that says what is done without one, for those who read an exported tokenizer."""
+    """Return a chat template that writes roles as text, for readers of an exported tokenizer that has no template."""
     return ("{{ bos_token }}" if tokenizer.prefix else "") + _ROLES_AS_TEXT
 
 
 def render(messages: Sequence[Message]) -> list[str]:
-    """Write a conversation as texts that are, in turn, given and to be learnt; what follows the last answer is dropped.
+    """Write a conversation as texts, context and answer in turn; messages after the last answer are dropped.
 
     Raises:
         InputError: a message has no known role or no text, or there is no answer.
@@ -181,7 +183,7 @@ def render(messages: Sequence[Message]) -> list[str]:
 
 
 def check_messages(messages: Sequence[Message], roles: Sequence[str] = ()) -> None:
-    """Refuse what is no list of messages.
+    """Refuse anything but a list of messages.
 
     Raises:
         InputError: a message has no role (one of `roles`, if there are any) or no text.
@@ -198,7 +200,7 @@ def _answer(text: str) -> Message:
 
 
 def _is_text(content: object) -> TypeGuard[str]:
-    """Tell whether something is a string without half a surrogate pair."""
+    """Tell whether a value is a string without half a surrogate pair."""
     try:
         return isinstance(content, str) and content.encode() is not None
     except UnicodeEncodeError:
@@ -206,7 +208,7 @@ def _is_text(content: object) -> TypeGuard[str]:
 
 
 class _Generation(ext.Extension):
-    """`{% generation %}`, which marks answers for transformers, changes nothing of the text."""
+    """Accept `{% generation %}`, which marks answers for transformers, and leave the text as it is."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
@@ -216,7 +218,7 @@ class _Generation(ext.Extension):
 
 
 def _compiled(template: str) -> jinja2.Template:
-    """Make a template that can neither change what it is given nor reach anything else, as transformers does."""
+    """Compile a template that can neither change its arguments nor reach anything else, as transformers does."""
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)

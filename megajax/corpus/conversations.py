@@ -1,8 +1,8 @@
-"""Chat records to token files: what was said to the assistant and what it answered, as sequences in turn.
+"""Chat records to token files: context and the assistant's answers, as alternating sequences.
 
 A record is `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}`, and
-`chat.py` says which ids it becomes. Every document of the token file is a conversation, and its sequences are, in turn,
-what is given and the answer to it (with the token that ends it, after which another turn may follow).
+`chat.py` turns it into ids. Every document of the token file is a conversation, and its sequences are context and
+answer in turn (an answer includes the token that ends it, after which another turn may follow).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _BATCH = 256
 
 
 def write_conversations(paths: Sequence[str | Path], prefix: str | Path, tokenizer: Tokenizer) -> int:
-    """Tokenize the conversations of some files into `PREFIX.bin` and `.idx`; return how many there are.
+    """Tokenize the conversations of some files into `PREFIX.bin` and `.idx`, and return their number.
 
     Raises:
-        InputError: a file cannot be read, a record is no conversation with an answer, or there is none.
+        InputError: a file cannot be read, a record is not a conversation with an answer, or there is no conversation.
     """
     count, chat = 0, Chat(tokenizer)
     warn_of_losses(tokenizer, (str(text) for record in _records(paths) for text in _contents(record)))
@@ -50,10 +50,10 @@ def write_conversations(paths: Sequence[str | Path], prefix: str | Path, tokeniz
 
 
 def read_conversations(paths: Iterable[str | Path]) -> Iterator[list[str]]:
-    """Iterate over the conversations of some files as text, for a tokenizer to be trained on.
+    """Iterate over the conversations of some files as text, on which a tokenizer can be trained.
 
     Raises:
-        InputError: a file cannot be read, or a record is no conversation with an answer.
+        InputError: a file cannot be read, or a record is not a conversation with an answer.
     """
     for record in _records(paths):
         try:
@@ -67,7 +67,7 @@ def _turns(paths: Sequence[str | Path], chat: Chat) -> Iterator[list[list[int]]]
     while group := list(islice(records, _BATCH)):
         try:
             yield from chat.turns([_messages(record) for record in group])
-        except InputError:  # which does not say in which record
+        except InputError:  # the error does not name the record
             for record in group:
                 try:
                     chat.turns([_messages(record)])
@@ -77,7 +77,7 @@ def _turns(paths: Sequence[str | Path], chat: Chat) -> Iterator[list[list[int]]]
 
 
 def _contents(record: Record) -> Iterator[object]:
-    """Iterate over what is said in a record, if it is a conversation."""
+    """Iterate over the contents of a record's messages, if it is a conversation."""
     with suppress(InputError):
         yield from (message.get("content") for message in _messages(record) if isinstance(message, dict))
 

@@ -1,7 +1,7 @@
-"""Text to Megatron token files: on any number of processes, and after any interruption, the same bytes.
+"""Text to Megatron token files, with the same bytes on any number of processes and after any interruption.
 
 The input is divided into shards (`shards.py`), which lie in `{output_prefix}_shards` until all are finished and are
-then merged in order: the disk needs room for the tokens twice. The same command continues a run that was cut short.
+then merged in order; so the disk needs room for the tokens twice. The same command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ log = logging.getLogger(__name__)
 
 _LOCK = "lock"
 _LOOK = 100
-"""Texts looked at for what a tokenizer loses."""
+"""Number of texts that are searched for spaces that a tokenizer loses."""
 _OURS = re.compile(r"lock|\.?[0-9a-f]{24}(-\d+)?\.(bin|idx|ids\.json|json)(\.[0-9a-f]{32})?")
-"""Names of what a folder of shards may hold: whatever else is there is somebody else's."""
+"""Names that a folder of shards may hold; anything else in it belongs to somebody else."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of tokenizing a corpus."""
+    """Hold the counts of a tokenized corpus."""
 
     prefix: str
-    """Prefix of the token files written, for `data.path`."""
+    """Prefix of the token files that were written, for `data.path`."""
     documents: int
-    """Records read, the empty ones included."""
+    """Number of records that were read, empty ones included."""
     empty: int
-    """Records without a token: they become documents without sequences."""
+    """Number of records without a token, which become documents without sequences."""
     skipped: int
-    """Lines left out because they hold no usable record."""
+    """Number of lines left out because they hold no usable record."""
     tokens: int
-    """Tokens written, end-of-document ids included."""
+    """Number of tokens written, end-of-document ids included."""
     unknown: int
-    """Tokens that stand for text the tokenizer has no piece for."""
+    """Number of tokens that stand for text for which the tokenizer has no piece."""
 
     def __str__(self) -> str:
         return (
@@ -70,7 +70,7 @@ def preprocess(
     split_sentences: bool = False,
     workers: int = 1,
 ) -> Report:
-    """Tokenize the texts under one key; see `preprocess_keys` and `Options`."""
+    """Tokenize the texts under one key (see `preprocess_keys` and `Options`)."""
     options = Options((key,), append_eod, split_sentences, on_bad_line=on_bad_line)
     return preprocess_keys(inputs, output_prefix, tokenizer, options, workers)[0]
 
@@ -84,19 +84,19 @@ def preprocess_keys(
 ) -> list[Report]:
     """Tokenize files into `{output_prefix}_{key}_document.bin` and `.idx` (Megatron-LM preprocess_data).
 
-    With sentences for sequences it is `_sentence` instead of `_document`. A record that is bad for one key is left out
-    under all: the documents of one record have the same number everywhere.
+    With sentences as sequences, the files end in `_sentence` instead of `_document`. A record that is bad for one key
+    is left out for all keys, so that a record's documents have the same number everywhere.
 
     Args:
         inputs: files as `readers.py` reads them; documents keep their order.
-        output_prefix: of the token files.
-        tokenizer: what turns text into ids.
-        options: what becomes of the texts.
-        workers: processes; a packed or Parquet file is read by one.
+        output_prefix: prefix of the token files.
+        tokenizer: tokenizer of the texts.
+        options: choices of how texts become documents.
+        workers: number of processes; a packed or Parquet file is read by one.
 
     Raises:
-        InputError: a file or line cannot be used, there are no documents, or a file cannot be written; no token file
-            is left behind then, but the shards that are finished.
+        InputError: a file or line cannot be used, there are no documents, or a file cannot be written; no token file is
+            left behind then, except for finished shards.
     """
     job = Job(Path(f"{output_prefix}_shards"), tokenizer, options)
     built = build_tokenizer(tokenizer)
@@ -117,7 +117,7 @@ def preprocess_keys(
 
 
 def _first_texts(inputs: Sequence[str | Path], options: Options) -> Iterator[str]:
-    """Iterate over texts at the beginning of the first file; a bad line is met again when it is tokenized."""
+    """Iterate over texts at the beginning of the first file; bad lines are passed over, as tokenizing reports them."""
     with suppress(InputError):
         for record in read_part(whole(inputs[0]), options.keys, options.text_documents):
             with suppress(InputError):
@@ -125,11 +125,11 @@ def _first_texts(inputs: Sequence[str | Path], options: Options) -> Iterator[str
 
 
 def warn_of_losses(tokenizer: Tokenizer, texts: Iterator[str]) -> None:
-    """Warn if a tokenizer reads spaces of other kinds as single ones, and tell in how many of some texts there are any.
+    """Warn if a tokenizer reads other kinds of spaces as single ones, and tell how many of some texts hold any.
 
     Args:
-        tokenizer: that reads them.
-        texts: of which the first are looked at.
+        tokenizer: tokenizer that reads the texts.
+        texts: texts, of which the first ones are searched.
     """
     lost = tokenizer.lost_spaces()
     if lost:
@@ -176,7 +176,9 @@ def _check_reports(reports: Sequence[Report], inputs: Sequence[str | Path], opti
 
 @contextmanager
 def _working_directory(job: Job, shards: Sequence[Shard]) -> Iterator[None]:
-    """Hold the folder of the shards; it goes at the end, or after an error if no shard is finished."""
+    """Hold the folder of the shards during the block, and remove it at the end, or after an error if no shard is
+    finished.
+    """
     keep = True
     try:
         job.directory.mkdir(parents=True, exist_ok=True)
@@ -202,7 +204,7 @@ def _working_directory(job: Job, shards: Sequence[Shard]) -> Iterator[None]:
 
 
 def _tidy(job: Job, shards: Sequence[Shard]) -> bool:
-    """Remove what does not belong to a finished shard of this job; whether there are tokens in what is left."""
+    """Remove files of unfinished shards and of other jobs; return whether any tokens are left."""
     finished = {shard.name: counts for shard in shards if (counts := job.finished(shard)) is not None}
     for path in job.directory.iterdir():
         if path.name != _LOCK and re.split("[-.]", path.name)[0] not in finished:

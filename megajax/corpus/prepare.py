@@ -1,8 +1,8 @@
-"""Files that the user names become what training reads, once: tokenizer and token files in the run's directory.
+"""Preparation of a run: the user's files become tokenizer and token files in the run's directory, once.
 
-A run has its own copy of the tokenizer, so that it can be moved, and does not notice what becomes of the original. Both
-tokenizer and token files know what they were made from (`megajax.made_from`): when that has changed they are made
-again, or refused, once there is a checkpoint that was trained on them.
+A run has its own copy of the tokenizer, so that it can be moved and does not depend on the original. Tokenizer and
+token files both record what they were made from (`megajax.made_from`). When that has changed they are made again, or
+refused if there is a checkpoint that was trained on them.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def prepare_text(
     """Replace `data.text` by token files, and the tokenizer by the run's own, copied or trained on that text.
 
     Args:
-        data: sources; returned as they are when they name no text.
-        tokenizer: what turns the text into ids.
-        directory: of the run.
-        kind: of the samples (`data.samples.KINDS`): their sequences are documents, sentences without ends of documents,
-            or the turns of conversations.
-        trained: there is a checkpoint.
+        data: sources; returned unchanged if they name no text.
+        tokenizer: tokenizer of the text, as the user names it.
+        directory: directory of the run.
+        kind: kind of samples (`data.samples.KINDS`); sequences are documents, sentences without ends of documents, or
+            the turns of conversations.
+        trained: whether there is a checkpoint.
 
     Raises:
-        InputError: a file cannot be used, or is not what the run was trained on.
+        InputError: a file cannot be used, or is not the one on which the run was trained.
     """
     run = str(directory) if trained else ""
     data = replace(data, text=_texts(data.text, directory / "data", run))
@@ -67,11 +67,11 @@ def prepare_text(
 
 
 def _texts(names: Sequence[str], folder: Path, run: str) -> tuple[str, ...]:
-    """List the files that `data.text` names; none but those that a run was trained on."""
+    """List the files that `data.text` names, and refuse others than those on which a run was trained."""
     records = {int(path.name.split(".")[0]): path for path in folder.glob(f"[0-9]*.{RECORD}")}
     try:
         texts = input_files(map(find_bundled, names))
-    except InputError:  # a pattern that nothing matches any more
+    except InputError:  # a pattern that no file matches any more
         if not run or not records:
             raise
         texts = [path for number in sorted(records) for path in sources_in(records[number]) or ()]
@@ -90,23 +90,23 @@ def _texts(names: Sequence[str], folder: Path, run: str) -> tuple[str, ...]:
 def own_tokenizer(
     config: TokenizerConfig, directory: Path, data: DataConfig | None = None, kind: str = "gpt", run: str = ""
 ) -> TokenizerConfig:
-    """Give a run its own tokenizer, unless it has it; return what names its files there.
+    """Give a run its own tokenizer, unless it has one, and return the configuration that names its files there.
 
     Args:
-        config: the tokenizer as the user names it.
-        directory: of the run.
-        data: text to train it on, if it has no file.
-        kind: of the samples.
+        config: tokenizer as the user names it.
+        directory: directory of the run.
+        data: sources whose text trains the tokenizer if it has no file.
+        kind: kind of the samples.
         run: name of the run, once there is a checkpoint.
 
     Raises:
-        InputError: it cannot be read or trained, or is not the one that the run was trained with.
+        InputError: the tokenizer cannot be read or trained, or is not the one with which the run was trained.
     """
     data, folder = data or DataConfig(), directory / TOKENIZER
     key, name = TRAINED_TOKENIZER.get(config.type, ("", ""))
     trained, older, _ = tokenizer_places(directory, name)
     if config.vocab_size is not None and key and getattr(config, key) in (str(trained), str(older)):
-        config = _with(config, key, None)  # named by config.yaml of the run, which has trained it
+        config = _with(config, key, None)  # config.yaml names the run's own trained tokenizer
     own, sources = in_directory(config, folder), tokenizer_files(config)
     options: dict[str, Any] = {"type": config.type}
     make: Callable[[], object] = partial(_copy, config, folder)
@@ -162,10 +162,10 @@ def _copy_files(files: Sequence[Path], folder: Path) -> None:
 
 
 def _tokenize(number: int, text: str, folder: Path, key: str, tokenizer: TokenizerConfig, kind: str, run: str) -> str:
-    """Make the token files of a text file, unless they are there and of this very text; return their prefix."""
+    """Make the token files of a text file, unless they are there and made from this very text; return their prefix."""
     made_of = KINDS[kind].made_of
     sentences = made_of == "sentence"
-    prefix = folder / f"{number}-{bare_name(text)}"  # the number tells files of the same name apart
+    prefix = folder / f"{number}-{bare_name(text)}"  # the number distinguishes files of the same name
     ending = "_conversation" if made_of == "conversation" else f"_{key}_{made_of}"
     there = [path.with_suffix("") for path in folder.glob(f"{number}-*{ending}.idx")]
 

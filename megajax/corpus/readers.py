@@ -1,4 +1,4 @@
-"""Documents out of text files, whole files or parts of them, in memory that does not grow with the file.
+"""Readers of documents in text files, whole or in parts, in memory that does not grow with the file.
 
 | Name ends with          | A document is                                          | Read in parts |
 | ----------------------- | ------------------------------------------------------ | ------------- |
@@ -6,9 +6,9 @@
 | .parquet                | a row                                                  | no            |
 | anything else (.jsonl)  | a line, a JSON record                                  | yes           |
 
-All but Parquet may be packed (.gz, .zst, .bz2, .xz) and are then read as a whole; archives are refused. Text files are
-records with the key `text`. Lines end at LF and nowhere else: U+2028 and other line separators may stand inside a JSON
-string. A byte-order mark, CR before LF, blank lines and a missing last LF are all fine.
+All files but Parquet may be packed (.gz, .zst, .bz2, .xz) and are then read as a whole; archives are refused. Text
+files give records with the key `text`. Lines end only at LF: U+2028 and other line separators may stand inside a JSON
+string. A byte-order mark, CR before LF, blank lines and a missing last LF are all accepted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TextDocuments = Literal["file", "line"]
 _BUFFER = 1 << 20
 _PACKED = (".gz", ".zst", ".bz2", ".xz", ".lzma")
 _PACKERS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
-"""The beginning of a packed file's contents, and the ending that its name has to have."""
+"""First bytes of packed files, and the ending that such a file's name must have."""
 _ARCHIVES = {
     b"PK\3\4": "a ZIP archive",
     b"PK\5\6": "a ZIP archive",
@@ -46,7 +46,7 @@ _ARCHIVES = {
 
 
 class Part(NamedTuple):
-    """A piece of a file: the lines that follow a line end among its bytes; a file that cannot be cut is one part."""
+    """Name a part of a file: the lines after any line end among its bytes. A file that cannot be cut is one part."""
 
     path: Path
     start: int
@@ -54,23 +54,23 @@ class Part(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record of a part, not yet looked into."""
+    """Hold one record of a part, not parsed yet."""
 
     part: Part
     number: int
     """Number of the line or row, from 1 at the start of the part; 0 = the record is the whole file."""
     position: int
-    """Bytes of the file behind it: how far reading is."""
+    """Bytes of the file up to the end of the record, for progress."""
     content: bytes | Mapping[str, object]
-    """A line of JSON, or values by key."""
+    """Line of JSON, or values by key."""
 
     @property
     def where(self) -> str:
-        """Place of the record, for messages; reads what lies before its part."""
+        """Return the place of the record for messages, which reads the file before its part."""
         if not self.number:
             return str(self.part.path)
         left = self.part.start
-        number = self.number + bool(left)  # a part further on starts within a line that it leaves out
+        number = self.number + bool(left)  # a later part starts within a line, which it leaves out
         with self.part.path.open("rb") as file:
             while piece := file.read(min(_BUFFER, left)):
                 number += piece.count(b"\n")
@@ -78,20 +78,21 @@ class Record(NamedTuple):
         return f"{self.part.path}:{number}"
 
     def texts(self, keys: Iterable[str], lists: bool = False) -> list[str | list[str]]:
-        """Return what stands under some keys: texts, and where `lists` allows it lists of texts.
+        """Return the values under some keys: texts, and lists of texts where `lists` allows them.
 
         Raises:
-            InputError: why the record has no text there.
+            InputError: the record has no text there; the message tells why.
         """
         record = _parse(self.content) if isinstance(self.content, bytes) else self.content
         return [_text(record, key, lists) for key in keys]
 
 
 def input_files(names: Iterable[str | Path]) -> list[str]:
-    """Return the files that some names stand for: patterns (`corpus/*.jsonl.gz`) become the files that match, by name.
+    """Return the files that some names stand for; a pattern (`corpus/*.jsonl.gz`) stands for its matches, sorted by
+    name.
 
     Raises:
-        InputError: nothing matches.
+        InputError: nothing matches a name.
     """
     files = []
     for name in map(str, names):
@@ -106,7 +107,7 @@ def input_files(names: Iterable[str | Path]) -> list[str]:
 
 
 def bare_name(path: str | Path) -> str:
-    """Return the name of a file without the endings that say what is in it."""
+    """Return the name of a file without the endings that tell its format."""
     endings = "|".join(map(re.escape, _PACKED))
     return re.sub(rf"(\.jsonl|\.txt|\.parquet)?({endings})?$", "", Path(path).name)
 
@@ -115,7 +116,7 @@ def whole(path: str | Path) -> Part:
     """Return all of a file as one part.
 
     Raises:
-        InputError: it is not there, is a folder or an archive, or is packed without being named so.
+        InputError: the file is missing, is a folder or an archive, or is packed without such a name.
     """
     path = Path(path)
     with _naming(path):
@@ -149,13 +150,13 @@ def _refuse_archive(path: Path, start: bytes) -> None:
 
 
 def can_be_cut(path: Path, text_documents: TextDocuments) -> bool:
-    """Tell whether the file has lines that can be found from any byte."""
+    """Tell whether a file has lines that can be found from any byte on."""
     one_document = path.suffix == ".txt" and text_documents == "file"
     return path.suffix not in (*_PACKED, ".parquet") and not one_document
 
 
 def read_part(part: Part, keys: Sequence[str], text_documents: TextDocuments = "file") -> Iterator[Record]:
-    """Iterate over the records of a part; those of Parquet files may lack keys that are not asked for.
+    """Iterate over the records of a part; records of Parquet files may hold `keys` alone.
 
     Raises:
         InputError: the file cannot be read.
@@ -206,7 +207,7 @@ def optional(module: str, purpose: str) -> Any:
     """Import a library that only some corpora need.
 
     Raises:
-        InputError: it is not installed.
+        InputError: the library is not installed.
     """
     try:
         return import_module(module)
@@ -216,7 +217,7 @@ def optional(module: str, purpose: str) -> Any:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Say which file could not be read."""
+    """Name the file in the error if it cannot be read."""
     try:
         yield
     except InputError:
@@ -236,7 +237,7 @@ def _unpacked(raw: BinaryIO, suffix: str) -> io.BufferedReader:
 
 
 def _lines(file: BinaryIO, part: Part) -> Iterator[tuple[int, bytes]]:
-    """Number the lines of a part: those that start in it, and of a packed file all."""
+    """Number the lines that start in a part, or all lines of a packed file."""
     position = part.start
     if position:
         file.seek(position)
@@ -250,7 +251,7 @@ def _lines(file: BinaryIO, part: Part) -> Iterator[tuple[int, bytes]]:
 
 
 def _rows(part: Part, keys: Sequence[str]) -> Iterator[Record]:
-    """Iterate over the rows of a Parquet file; the position is taken to grow evenly with them."""
+    """Iterate over the rows of a Parquet file; the position is taken to grow evenly with their number."""
     parquet = optional("pyarrow.parquet", f"{part.path}: reading it")
     with parquet.ParquetFile(part.path, buffer_size=_BUFFER) as file:
         number, rows = 0, file.metadata.num_rows

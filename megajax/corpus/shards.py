@@ -1,7 +1,7 @@
-"""The unit of preprocessing: some input, tokenized into token files of its own.
+"""Shards, the units of preprocessing: each is a part of the input, tokenized into token files of its own.
 
-A shard's name is a hash of everything its contents follow from, so a finished shard is right for whoever asks for that
-name, and what has changed since has another name. Shards depend on the input alone, never on the number of workers.
+A shard's name is a hash of everything from which its contents follow. So a finished shard of that name can always be
+used, and a change gives another name. Shards do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.files import atomic_write
 
 _FORMAT = 1
-"""Raise it when the same input would give other shards."""
+"""Version of the shards, to be raised when the same input would give other ones."""
 _MIN_SHARD, _MAX_SHARD, _SHARDS = 1 << 20, 128 << 20, 256
 _BATCH_CHARACTERS = 1 << 18
 Step = Callable[[int, int], None]
-"""A step is told of bytes read and documents made of them."""
+"""Callback for progress, which is told the bytes read and the documents made of them."""
 _Row = tuple[Record, list[str | list[str]]]
 _Documents = list[list[list[int]]]
 """Ids of the sequences of some documents."""
@@ -35,24 +35,26 @@ _Documents = list[list[list[int]]]
 
 @dataclass(frozen=True)
 class Options:
-    """The choices of what becomes of a text."""
+    """Choose how texts become documents."""
 
     keys: tuple[str, ...] = ("text",)
-    """Keys of the records under which texts stand; each makes token files of its own, of the same documents."""
+    """Keys of the records' texts; each key gives token files of its own, of the same documents."""
     append_eod: bool = True
-    """End every document that has tokens with the end-of-document id."""
+    """Whether to end every document that has tokens with the end-of-document id."""
     split_sentences: bool = False
-    """Sequences are the sentences of a document. A list of texts is split already: each of them is a sequence
-    anyhow, as Megatron-LM's preprocess_data has it."""
+    """Whether the sequences of a document are its sentences.
+
+    Each text of a list is a sequence in any case, as in Megatron-LM's preprocess_data.
+    """
     text_documents: TextDocuments = "file"
-    """A document of a .txt file is the whole file or a line."""
+    """Whether a document of a .txt file is the whole file or a line."""
     on_bad_line: Literal["error", "skip"] = "error"
-    """Stop at a line that is no usable record, or leave it out and count it."""
+    """Whether to stop at a line that is no usable record, or to leave it out and count it."""
 
 
 @dataclass
 class Counts:
-    """The outcome of the texts under one key."""
+    """Count the documents and tokens of the texts under one key."""
 
     documents: int = 0
     empty: int = 0
@@ -65,31 +67,31 @@ class Counts:
 
 
 class Shard(NamedTuple):
-    """Some input and the name of what is made of it."""
+    """Name a part of the input, and the files that are made of it."""
 
     name: str
     parts: tuple[Part, ...]
 
     @property
     def size(self) -> int:
-        """Return the bytes of input."""
+        """Return the size of the input in bytes."""
         return sum(part.end - part.start for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Job:
-    """The things that all shards of a corpus have in common."""
+    """Hold what all shards of a corpus have in common."""
 
     directory: Path
     tokenizer: TokenizerConfig
     options: Options
 
     def prefix(self, shard: Shard, key: int) -> Path:
-        """Return the prefix of the token files of a shard for one key, by its number."""
+        """Return the prefix of a shard's token files for the key of this number."""
         return self.directory / f"{shard.name}-{key}"
 
     def finished(self, shard: Shard) -> list[Counts] | None:
-        """Return the counts of a shard, one per key, if it is there and intact."""
+        """Return the counts of a shard, one per key, or None if it is missing or damaged."""
         try:
             counts = [Counts(*numbers) for numbers in json.loads((self.directory / f"{shard.name}.json").read_text())]
             for key in range(len(self.options.keys)):
@@ -100,10 +102,10 @@ class Job:
 
 
 def plan_shards(inputs: Sequence[str | Path], options: Options, tokenizer: Tokenizer) -> list[Shard]:
-    """Divide the input into shards: large files are cut at line ends, small ones go together.
+    """Divide the input into shards: large files are cut at line ends, and small ones are joined.
 
     Raises:
-        InputError: a file is not there.
+        InputError: a file is missing.
     """
     files = [whole(path) for path in inputs]
     limit = min(max(sum(file.end for file in files) // _SHARDS, _MIN_SHARD), _MAX_SHARD)
@@ -134,7 +136,7 @@ def _characters(text: str | list[str]) -> int:
 
 
 class ShardWriter:
-    """Makes shards, one after the other."""
+    """Make shards one after another."""
 
     def __init__(self, job: Job):
         self._job, self._options = job, job.options
@@ -143,10 +145,10 @@ class ShardWriter:
         self._skipped = 0
 
     def __call__(self, shard: Shard, step: Step) -> list[Counts]:
-        """Write the token files of a shard and then its counts, which say that it is finished.
+        """Write the token files of a shard, and then its counts, which mark it as finished.
 
         Raises:
-            InputError: a file cannot be read, or a line is bad and bad lines are not to be skipped.
+            InputError: a file cannot be read, or a line is bad and bad lines are not skipped.
         """
         keys = range(len(self._options.keys))
         counts = [Counts() for _ in keys]
@@ -165,7 +167,9 @@ class ShardWriter:
         return counts
 
     def _batches(self, part: Part) -> Iterator[tuple[list[_Row], int]]:
-        """Gather records until there is enough text to be encoded at once; with the bytes they were read from."""
+        """Iterate over batches of records, large enough to be encoded at once, with the bytes from which they were
+        read.
+        """
         batch: list[_Row] = []
         characters, begin = 0, part.start
         for record in read_part(part, self._options.keys, self._options.text_documents):
@@ -182,11 +186,11 @@ class ShardWriter:
         yield batch, part.end - begin
 
     def _encode(self, batch: list[_Row]) -> list[_Documents]:
-        """Return the ids of a batch for every key."""
+        """Return the ids of a batch's documents for every key."""
         keys = range(len(self._options.keys))
         try:
             return [self._encode_texts([texts[key] for _, texts in batch]) for key in keys]
-        except InputError:  # which does not say in which record
+        except InputError:  # the error does not name the record
             batch[:] = [row for row in batch if self._is_usable(*row)]
             return [self._encode_texts([texts[key] for _, texts in batch]) for key in keys]
 
@@ -223,7 +227,7 @@ class ShardWriter:
 
 
 def sentence_splitter() -> Callable[[str], list[str]]:
-    """Return what cuts an English text into sentences without the white space between them.
+    """Return a function that cuts an English text into sentences, without the white space between them.
 
     The rules are Punkt's (Kiss and Strunk 2006), as in Megatron-LM, with abbreviations learned from other text.
 

@@ -1,4 +1,4 @@
-"""Pairs of token files: several merged into one, in memory that does not grow with them, or one shown to people."""
+"""Merging pairs of token files, in memory that does not grow with them, and describing them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from megajax.data.tokenizers import Tokenizer
 from megajax.data.vocabulary import IdRange, check_vocabulary
 
 _PIECE = 1 << 22
-"""Tokens copied at a time."""
+"""Number of tokens copied at a time."""
 _SHOWN = 300
 _QUANTILES = {"shortest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 0.99, "longest": 1.0}
 
 
 def prefixes_in(source: str | Path) -> list[Path]:
-    """Return the token files of a folder by name, as Megatron-LM merge_datasets takes them, or the prefix itself.
+    """Return the token files of a folder by name, as Megatron-LM merge_datasets does, or the prefix itself.
 
     Raises:
-        InputError: there are none in the folder.
+        InputError: the folder holds no token files.
     """
     if not Path(source).is_dir():
         return [Path(source)]
@@ -33,10 +33,10 @@ def prefixes_in(source: str | Path) -> list[Path]:
 
 
 def merge_token_files(prefixes: Sequence[str | Path], output_prefix: str | Path) -> None:
-    """Write the documents of some pairs, one pair after the other, as one pair (Megatron-LM merge_datasets).
+    """Merge pairs of token files into one pair, in their order (Megatron-LM merge_datasets).
 
     Raises:
-        InputError: a pair cannot be read, or its token type is not that of the first.
+        InputError: a pair cannot be read, or its token type differs from that of the first.
     """
     for prefix in prefixes:
         dtypes = [IndexedDataset(p).dtype for p in (prefixes[0], prefix)]
@@ -58,12 +58,12 @@ def merge_token_files(prefixes: Sequence[str | Path], output_prefix: str | Path)
 
 
 def describe_token_files(prefix: str | Path, tokenizer: Tokenizer | None = None, documents: int = 3) -> str:
-    """Return counts, token type and lengths of a pair, and its first documents with text, as ids or decoded.
+    """Return counts, token type and lengths of a pair, and its first documents as ids or decoded text.
 
     Args:
-        prefix: of the pair.
-        tokenizer: that the ids are from.
-        documents: how many of them to show.
+        prefix: prefix of the pair.
+        tokenizer: tokenizer of the ids; None to show ids.
+        documents: number of documents to show.
 
     Raises:
         InputError: the pair cannot be read, or holds an id that the tokenizer lacks.

@@ -1,4 +1,4 @@
-"""Processes that make shards: each reads and writes files itself, only names and counts pass between them."""
+"""Worker processes that make shards; each reads and writes files itself and exchanges only names and counts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from megajax.corpus.shards import Job, Shard, ShardWriter, Step
 
 
 def make_shards(job: Job, shards: Sequence[Shard], workers: int, step: Step) -> None:
-    """Make shards on some processes, or in this one.
+    """Make shards on `workers` processes, or in this one.
 
     Raises:
-        InputError: input cannot be used, or a process was killed.
+        InputError: the input cannot be used, or a process was killed.
         OSError: a shard cannot be written.
     """
     if workers == 1 or len(shards) <= 1:
@@ -56,12 +56,12 @@ def _start(job: Job) -> tuple[Connection, BaseProcess]:
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_work, args=(theirs, job), daemon=True)
     process.start()
-    theirs.close()  # so that the pipe breaks when the process ends
+    theirs.close()  # then the pipe breaks when the process ends
     return ours, process
 
 
 def _receive(connection: Connection, process: BaseProcess) -> tuple[int, int] | None:
-    """Return the next step of a worker, None when its shard is finished."""
+    """Return the next progress of a worker, or None when its shard is finished."""
     try:
         message = connection.recv()
     except (EOFError, ConnectionError):
@@ -72,7 +72,7 @@ def _receive(connection: Connection, process: BaseProcess) -> tuple[int, int] | 
 
 
 def _send(connection: Connection, process: BaseProcess, shard: Shard | None) -> None:
-    """Give a worker its next shard, or nothing more."""
+    """Send a worker its next shard, or the word that there are no more."""
     try:
         connection.send(shard)
     except ConnectionError:
@@ -87,8 +87,8 @@ def _ended_early(process: BaseProcess) -> InputError:
 
 
 def _work(connection: Connection, job: Job) -> None:
-    """Make the shards that come through the pipe until there are no more, or the other end is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends its workers
+    """Make the shards that arrive through the pipe, until there are no more or the other end is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too, and ends its workers
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes, not threads
     with suppress(EOFError, ConnectionError):  # the other end is gone
         try:
