@@ -1,6 +1,6 @@
-"""Several processes, one run: how they find each other, agree, and end together.
+"""Several processes in one run: how they find each other, agree, and end together.
 
-`detect` reads the launcher's environment, `join` brings the processes together and hands out a `Cluster`.
+`detect` reads the launcher's environment; `join` brings the processes together and returns a `Cluster`.
 """
 
 from megajax.cluster.detect import Launch, detect

@@ -1,4 +1,4 @@
-"""A process's end of its line to the hub: meet the others, tell them of a failure, hear of theirs."""
+"""A process's connection to the hub, by which processes meet and learn of each other's failures."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from megajax.config.config import ClusterConfig
 HUNG = 4
 """Exit code of a run in which a process hung."""
 _SPREAD_SECONDS = 3
-"""Time for a failure to reach everyone, before the process that it started in ends."""
+"""Seconds that a failure has to reach all processes before the process in which it began ends."""
 _ECHO_SECONDS = 1
-"""Time for another process's failure to be heard of, before a broken collective counts as one's own."""
+"""Seconds to wait for news of another process's failure before a broken collective counts as one's own."""
 
 
 class Channel:
-    """The line of one process. Only `fail`, and a failure elsewhere, end the process."""
+    """Connect one process to the hub; only `fail`, and a failure elsewhere, end the process."""
 
     def __init__(self, launch: Launch, config: ClusterConfig) -> None:
-        """Connect to process 0, where this starts the hub.
+        """Connect to process 0, which starts the hub here.
 
         Raises:
-            NotReady: it does not answer within `start_seconds`.
+            NotReady: process 0 does not answer within `start_seconds`.
         """
         self.who = f"process {launch.process} ({socket.gethostname()})"
         self._process, self._config = launch.process, config
@@ -53,22 +53,22 @@ class Channel:
         threading.Thread(target=self._listen, name="megajax-channel", daemon=True).start()
 
     def gather(self, name: str, value: str = "", seconds: int | None = None, *, last: bool = False) -> list[str]:
-        """Wait for every process to arrive at `name`, as long as all live; return what each of them came with.
+        """Wait for every process to arrive at `name`, as long as all live, and return the values that they brought.
 
         Args:
-            name: the same everywhere; to be used again once all have left it.
-            value: what this process tells the others.
-            seconds: after which to give up.
-            last: from then on nobody is missed who ends.
+            name: name of the gathering, the same everywhere; it can be used again once all have left.
+            value: value that this process tells the others.
+            seconds: time after which to give up; None = never.
+            last: whether processes may end from then on without being missed.
 
         Raises:
-            NotReady: naming those that did not arrive in time.
+            NotReady: processes did not arrive in time; the message names them.
         """
         answers = self._answers[name] = SimpleQueue()
         self._excused = False
         self._send({"name": name, "value": value, "seconds": seconds, "last": last})
         try:
-            # The hub keeps the time; a little later it is the hub itself that does not answer.
+            # The hub keeps the time; if nothing has come a little later, the hub itself does not answer.
             answer = answers.get(timeout=seconds and seconds + _SPREAD_SECONDS)
         except Empty:
             answer = {"error": f"{self._first} does not answer at '{name}': look at the log there"}
@@ -79,11 +79,11 @@ class Channel:
         ]
 
     def leave(self) -> None:
-        """Wait until all have finished; none is missed from then on."""
+        """Wait until all processes have finished; they may end from then on without being missed."""
         self.gather("end", last=True)
 
     def fail(self, text: str, code: int) -> NoReturn:
-        """End the run: this process with `code`, and all others with it once they have heard why."""
+        """End the run: this process with `code`, and all others with it once they have learnt why."""
         self._failing.set()
         failure = f"{self.who}: {text}"
         print(f"megajax: {failure}", file=sys.stderr, flush=True)
@@ -95,7 +95,7 @@ class Channel:
     def guard(self) -> Iterator[None]:
         """Open a context whose exceptions end the run at once, and whose end all processes reach together.
 
-        It may stand in another one: around what has to fail before the exit of a context in between waits for others.
+        Guards may be nested: the inner one ends the run before a context between them waits for others at its exit.
         """
         self._guards += 1
         try:
@@ -111,7 +111,7 @@ class Channel:
             self.leave()
 
     def _listen(self) -> None:
-        """Take what comes; a failure elsewhere ends this process, whatever it is busy with."""
+        """Receive messages; a failure elsewhere ends this process, whatever it is doing."""
         while True:
             messages = self._lines.receive()
             for message in messages or []:
@@ -135,7 +135,7 @@ class Channel:
         self._leave(code)
 
     def _leave(self, code: int) -> NoReturn:
-        """End at once: the exit handlers of JAX would wait for the others."""
+        """End the process at once, because the exit handlers of JAX would wait for the others."""
         if self._hub is not None:
             self._hub.told.wait(_SPREAD_SECONDS)
         with suppress(OSError, ValueError):
@@ -148,13 +148,13 @@ class Channel:
 
 
 def _connect(host: str, port: int, config: ClusterConfig) -> tuple[Lines, str]:
-    """Open a line to the hub, trying again until it is there; return it and what the hub calls itself."""
+    """Open a connection to the hub, trying until it is there; return it and the hub's name for itself."""
     deadline = time.monotonic() + config.start_seconds
     why = "nothing listens"
     while (left := deadline - time.monotonic()) > 0:
         try:
             lines = Lines(socket.create_connection((host, port), timeout=min(left, 5.0)))
-            greeting = lines.receive()  # a service of another run may still be there, and greets otherwise
+            greeting = lines.receive()  # another run's service may still listen there; it greets differently
             if greeting and "hub" in greeting[0]:
                 lines.socket.settimeout(None)
                 keep_alive(lines.socket, config.heartbeat_seconds)

@@ -1,4 +1,4 @@
-"""This process's place among the others, as the launcher's environment says: SLURM, Open MPI, Kubernetes, torchrun."""
+"""Detection of this process's place among the others in the environment of SLURM, Open MPI, Kubernetes or torchrun."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from megajax.config.config import ClusterConfig
 
 Environment = Mapping[str, str]
 _SLURM_HOSTS = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
-"""Lists of a step's hosts; the later ones may list the whole job, of which a step can take a part (srun --nodes)."""
+"""Variables with the hosts of a step; the later ones may list the whole job, of which a step can take a part (srun
+--nodes).
+"""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One process's place among those of the run."""
+    """Place one process among those of the run."""
 
     source: str
-    """Name of the launcher that said so."""
+    """Name of the launcher that told the place."""
     processes: int = 1
     process: int = 0
     coordinator: str | None = None
-    """HOST:PORT at which process 0 is found."""
+    """HOST:PORT at which process 0 is reached."""
     local_process: int = 0
-    """Number among the processes of the same host."""
+    """Number of this process among those of its host."""
     local_processes: int | None = None
-    """Count of these processes; None = unknown."""
+    """Number of processes on this host; None = unknown."""
     hosts: int | None = None
-    """Count of hosts, as far as the launcher says."""
+    """Number of hosts, as far as the launcher tells."""
     note: str = ""
-    """Signs of a launcher that were found and not used."""
+    """Traces of a launcher that were found but not used."""
 
     def describe(self) -> str:
-        """Write one line for the log."""
+        """Return one line for the log."""
         if self.processes == 1:
             return f"processes: 1 ({self.note or self.source})"
         place = f"process {self.process} of {self.processes}, coordinator {self.coordinator}"
@@ -47,7 +49,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Source:
-    """A launcher, and the variables in which it tells each thing (the first that is set counts)."""
+    """Name a launcher and the variables in which it tells each value (the first that is set counts)."""
 
     name: str
     processes: str
@@ -56,16 +58,17 @@ class _Source:
     local_processes: Callable[[Environment], int | None]
     coordinator: Callable[[Environment], str | None]
     sign: str
-    """A variable that shows the launcher even where the others are not set."""
+    """Variable that shows the launcher even where the others are not set."""
 
 
 def detect(environ: Environment, config: ClusterConfig) -> Launch:
-    """Find this process's place: explicit keys first, then the first launcher of the table that tells all of it.
+    """Return this process's place, from explicit keys or else from the first launcher of the table that tells all of
+    it.
 
-    Where a launcher tells only a part (an ssh session into a job, a batch script without srun) this is one process.
+    If a launcher tells only a part (an ssh session into a job, a batch script without srun), this is the only process.
 
     Raises:
-        InputError: what was told contradicts itself, or leads to nowhere.
+        InputError: the values contradict each other, or lead to no address.
     """
     keys = (config.coordinator, config.processes, config.process)
     if any(key is not None for key in keys):
@@ -134,7 +137,7 @@ def _checked(launch: Launch) -> Launch:
 
 
 def _number(environ: Environment, *names: str) -> int:
-    """Read the first of the variables that is set; a name that is a number stands for itself."""
+    """Return the first of the variables that is set; a name that is a number stands for itself."""
     name = next(name for name in names if name in environ or name.isdigit())
     text = environ.get(name, name)
     if not text.isdigit():
@@ -149,13 +152,15 @@ def _optional(name: str) -> Callable[[Environment], int | None]:
 def _torchrun(environ: Environment) -> str | None:
     if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
         return None
-    # Where torchrun's own agent listens on that port, the next one is free.
+    # If torchrun's own agent listens on that port, the next one is free.
     agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return f"{environ['MASTER_ADDR']}:{_number(environ, 'MASTER_PORT') + agent}"
 
 
 def _open_mpi(environ: Environment) -> str | None:
-    """Find mpirun's host, where process 0 is unless a rank file says otherwise; make a port of the job's number."""
+    """Return mpirun's host, where process 0 is unless a rank file differs, with a port that follows from the job's
+    number.
+    """
     # Up to Open MPI 4: "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911", from 5 on: "prterun-node01-12345@1".
     old = re.match(r"(\d+)\.\d+;(?:tcp://([^,:]+)|tcp6://\[([^,\]]+))", environ.get("OMPI_MCA_orte_hnp_uri", ""))
     new = re.match(r"prte(?:run)?-(.+)-(\d+)@", environ.get("PMIX_NAMESPACE", ""))
@@ -165,7 +170,7 @@ def _open_mpi(environ: Environment) -> str | None:
 
 
 def _slurm(environ: Environment) -> str | None:
-    """Find the step's first node, and make a port of the step's number."""
+    """Return the step's first node, with a port that follows from the step's number."""
     name = next((name for name in _SLURM_HOSTS if environ.get(name)), None)
     if name is None or "SLURM_JOB_ID" not in environ:
         return None
@@ -173,15 +178,16 @@ def _slurm(environ: Environment) -> str | None:
     if not hosts:
         raise InputError(f"{name}={environ[name]!r} in the environment is no list of hosts: correct or unset it")
     if name != _SLURM_HOSTS[0] and len(tasks) != len(hosts):
-        return None  # perhaps the hosts of a job that is larger than the step: nothing says which are the step's
+        return None  # these may be the hosts of a larger job, and nothing tells which are the step's
     port = _port(_number(environ, "SLURM_JOB_ID") + 7 * _number(environ, "SLURM_STEP_ID", "0"))
     return f"{hosts[0]}:{port}"
 
 
 def host_names(text: str) -> list[str]:
-    """Expand a list of hosts as SLURM writes it: `a[01-02,7]b[1-2],c` -> a01b1, a01b2, a02b1, ..., a7b2, c.
+    """Expand a list of hosts in SLURM's notation: `a[01-02,7]b[1-2],c` -> a01b1, a01b2, a02b1, ..., a7b2, c.
 
-    Numbers keep their leading zeros, the last bracket counts fastest. Empty where the text is no such list.
+    Numbers keep their leading zeros, and the last bracket varies fastest. The result is empty if the text is not such a
+    list.
     """
     span = r"\d+(?:-\d+)?"
     name = rf"(?:[^\[\],\s]|\[{span}(?:,{span})*\])+"
@@ -205,7 +211,9 @@ def _slurm_local(environ: Environment) -> int | None:
 
 
 def _tasks_per_node(environ: Environment) -> list[int]:
-    """List the tasks of every node of the step: `4(x2),3` -> 4, 4, 3; empty where only a larger job's are told."""
+    """List the tasks of every node of the step: `4(x2),3` -> 4, 4, 3; the list is empty where only a larger job's are
+    told.
+    """
     text = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", ""))
     counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     tasks = [int(count) for count, times in counts for _ in range(int(times or 1))]
@@ -213,12 +221,12 @@ def _tasks_per_node(environ: Environment) -> list[int]:
 
 
 def _port(job: int) -> int:
-    """Choose one of the 4,096 highest ports, which Linux gives to nobody by itself."""
+    """Return one of the 4,096 highest ports, which Linux does not assign by itself."""
     return 2**16 - 2**12 + job % 2**12
 
 
-# The order counts: SLURM starts mpirun and torchrun, once per host, and its variables stay in place.
-# SLURM_NTASKS would not do: a batch script has it too, before srun starts anything.
+# The order matters: SLURM starts mpirun and torchrun, once per host, and its variables remain set. SLURM_NTASKS would
+# not do as a sign: a batch script has it too, before srun starts anything.
 _SOURCES = (
     _Source(
         name="JAX's variables",
@@ -226,10 +234,10 @@ _SOURCES = (
         process=(
             "JAX_PROCESS_ID",
             "JOB_COMPLETION_INDEX",
-        ),  # the second is what Kubernetes numbers an Indexed Job's pods by
-        local_process="0",  # which devices are a process's own is said in JAX_LOCAL_DEVICE_IDS
+        ),  # the second numbers the pods of Kubernetes' Indexed Job
+        local_process="0",  # JAX_LOCAL_DEVICE_IDS tells a process's own devices
         local_processes=lambda environ: 1 if "JOB_COMPLETION_INDEX" in environ else None,
-        coordinator=lambda environ: None,  # JAX_COORDINATOR_ADDRESS, which any launcher may be helped out with
+        coordinator=lambda environ: None,  # JAX_COORDINATOR_ADDRESS, which helps out with any launcher
         sign="JAX_COORDINATOR_ADDRESS",
     ),
     _Source(

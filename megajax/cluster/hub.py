@@ -1,7 +1,7 @@
-"""Process 0's end of the line to every process: who has arrived where, who failed, who is gone.
+"""The hub in process 0: it knows which processes have arrived where, which have failed and which are gone.
 
-Each process holds one TCP connection to the hub from before JAX starts until it ends; the kernel closes it with the
-process, however that ends, so a loss is known within milliseconds. Messages are JSON, one a line:
+Each process holds one TCP connection to the hub from before JAX starts until the process ends. The kernel closes the
+connection with the process, however that ends, so a loss is known within milliseconds. Messages are JSON, one a line:
 
     to the hub     {"process": 1, "who": "process 1 (n2)", "name": "start", "value": "", "seconds": 60, "last": false}
                    {"process": 1, "who": "process 1 (n2)", "failure": "process 1 (n2): no space left", "code": 2}
@@ -10,7 +10,7 @@ process, however that ends, so a loss is known within milliseconds. Messages are
                    {"name": "start", "error": "process 2 did not arrive", "last": true}  they have not, in time
                    {"failure": "process 1 (n2): no space left", "code": 2}               to all, its sender included
 
-After an answer with "last", whose receiver gives up or has finished, a process that ends is no loss.
+A process that ends after an answer with "last" is no loss: it has given up or has finished.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from megajax.config.base import NotReady
 
 HELLO = "start"
-"""The gathering that everyone's first message arrives at."""
+"""Name of the gathering at which every process's first message arrives."""
 LOST = "ended without a word (killed, out of memory, or its host is gone): the end of its own log may tell"
 
 Message = dict[str, Any]
@@ -37,21 +37,21 @@ Message = dict[str, Any]
 
 @dataclass
 class Lines:
-    """A socket that carries JSON lines."""
+    """Send and receive JSON lines over a socket."""
 
     socket: socket.socket
     rest: bytes = b""
 
     def send(self, message: Message) -> None:
-        """Send a message, if the other end still listens."""
-        with suppress(OSError):  # whoever reads from it learns that the other end is gone
+        """Send a message if the other end still listens."""
+        with suppress(OSError):  # reading tells that the other end is gone
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[Message] | None:
-        """Return what has come since, waiting for at least a part of it; None when the other end is gone.
+        """Return the messages since the last call, waiting for at least a part of one; None if the other end is gone.
 
         Raises:
-            ValueError: the other end talks about something else.
+            ValueError: a line is not a message.
         """
         try:
             data = self.socket.recv(2**16)
@@ -64,7 +64,7 @@ class Lines:
 
 
 def keep_alive(connection: socket.socket, seconds: int) -> None:
-    """Have the kernel find out within `seconds` that the other host is gone."""
+    """Let the kernel find out within `seconds` that the other host is gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     third = max(seconds // 3, 1)
@@ -77,15 +77,15 @@ def keep_alive(connection: socket.socket, seconds: int) -> None:
 @dataclass
 class _Member(Lines):
     process: int = -1
-    """Process number; none until it says which it is."""
+    """Number of the process; None until it has told it."""
     who: str = ""
     excused: bool = False
-    """It was given its last answer."""
+    """Whether the process has been given its last answer."""
 
 
 @dataclass
 class _Round:
-    """A gathering: who has arrived, with what."""
+    """Record which processes have arrived at a gathering, with their values."""
 
     seconds: float
     values: dict[int, str] = field(default_factory=dict)
@@ -96,9 +96,9 @@ class _Round:
 
 
 class Hub(threading.Thread):
-    """The thread in process 0 that every process is connected to, process 0 itself too.
+    """Serve all processes of a run, process 0 too, in a thread of process 0.
 
-    It listens on the coordinator's port until all are there, and then leaves that to JAX's own service.
+    It listens on the coordinator's port until all are there, and then leaves the port to JAX's own service.
     """
 
     def __init__(self, port: int, processes: int, who: str, start_seconds: int, heartbeat_seconds: int) -> None:
@@ -125,11 +125,11 @@ class Hub(threading.Thread):
         self._gone: set[int] = set()
         self._failed = False
         self._refusal: Message = {}
-        """Answer to whoever comes after the start has failed."""
+        """Answer to processes that come after the start has failed."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self.told = threading.Event()
-        """After a failure: everyone but process 0 has heard of it and is gone."""
+        """Event after a failure: all processes but process 0 have learnt of it and are gone."""
 
     def run(self) -> None:
         """Serve until the process ends."""
@@ -148,7 +148,7 @@ class Hub(threading.Thread):
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # closed meanwhile, or the caller has hung up
+        except OSError:  # closed meanwhile, or the peer has hung up
             return
         keep_alive(connection, self._heartbeat)
         connection.settimeout(self._heartbeat)
@@ -228,7 +228,7 @@ class Hub(threading.Thread):
         stranger.send({"name": HELLO, "error": error, "last": True})
 
     def _end(self, name: str, error: str) -> None:
-        """End a gathering that cannot come about."""
+        """End a gathering that cannot be completed."""
         round_, answer = self._rounds.pop(name), {"name": name, "error": error, "last": True}
         if name == HELLO:
             self._stop_listening()
@@ -236,7 +236,7 @@ class Hub(threading.Thread):
         self._answer(round_, answer)
 
     def _fail(self, failure: str, code: int) -> None:
-        if not self._failed:  # what follows the first one is its echo
+        if not self._failed:  # later failures follow from the first one
             self._failed = True
             self._tell({"failure": failure, "code": code}, self._members)
 
@@ -246,7 +246,7 @@ class Hub(threading.Thread):
         self._tell(message, round_.values)
 
     def _tell(self, message: Message, processes: Iterable[int]) -> None:
-        for process in sorted(processes, reverse=True):  # process 0 may end, and this with it, once it knows
+        for process in sorted(processes, reverse=True):  # process 0 last: once told it may end, with this thread
             if process in self._members:
                 self._members[process].send(message)
 

@@ -1,6 +1,6 @@
-"""Bring the processes of a run together, and make sure that they are the same program with the same configuration.
+"""Join: bring the processes of a run together, and make sure that program and configuration are the same in all.
 
-Their devices are compared as well, and put in an order in which those of a host follow each other.
+Their devices are compared as well, and ordered so that the devices of a host follow each other.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _joined: tuple[Launch, Channel] | None = None
 
 @dataclass(frozen=True)
 class Cluster:
-    """The processes of a run, as one of them sees them."""
+    """Know the processes of a run, as seen by one of them."""
 
     launch: Launch
     hosts: tuple[str, ...]
     """Host name of every process."""
     channel: Channel | None = field(default=None, repr=False, compare=False)
-    """Line to the others; None when alone."""
+    """Connection to the other processes; None if there are none."""
 
     @property
     def processes(self) -> int:
-        """Count the processes."""
+        """Return the number of processes."""
         return self.launch.processes
 
     @property
@@ -54,24 +54,24 @@ class Cluster:
 
     @property
     def first(self) -> bool:
-        """Tell whether this process is the one that speaks for all."""
+        """Tell whether this is process 0, which speaks for all."""
         return self.process == 0
 
     def gather(self, name: str, value: str = "", seconds: int | None = None) -> list[str]:
-        """Wait until every process is at `name`; return what each of them brought.
+        """Wait until every process is at `name`, and return the values that they brought.
 
         Raises:
-            InputError: naming those that did not arrive within `seconds` (None = as long as all live).
+            InputError: processes did not arrive within `seconds` (None = as long as all live); the message names them.
         """
         return [value] if self.channel is None else self.channel.gather(name, value, seconds)
 
     def barrier(self, name: str, seconds: int | None = None) -> None:
-        """Wait until every process is at `name`; as `gather`."""
+        """Wait until every process is at `name` (see `gather`)."""
         self.gather(name, "", seconds)
 
     @contextmanager
     def first_alone(self, name: str) -> Iterator[None]:
-        """Let process 0 go through the context before the others enter it, so that they find what it has made."""
+        """Let process 0 pass the block before the others enter it, so that they find what it has made."""
         if not self.first:
             self.barrier(name)
         yield
@@ -79,20 +79,22 @@ class Cluster:
             self.barrier(name)
 
     def guard(self) -> AbstractContextManager[None]:
-        """Open a context whose exceptions end all processes at once; see `Channel.guard`. Alone, it does nothing."""
+        """Open a context whose exceptions end all processes at once (see `Channel.guard`); alone, it does nothing."""
         return nullcontext() if self.channel is None else self.channel.guard()
 
 
 def join(launch: Launch, config: ClusterConfig, identity: Mapping[str, str]) -> Cluster:
-    """Meet the other processes and start JAX among them. Call before anything asks JAX for a device.
+    """Meet the other processes and start JAX in all of them.
+
+    This has to be called before anything asks JAX for a device.
 
     Args:
-        launch: this process's place.
-        config: how long to wait.
-        identity: what has to be the same everywhere besides the versions, such as a digest of the configuration.
+        launch: place of this process.
+        config: times to wait.
+        identity: text that has to be the same everywhere besides the versions, such as a digest of the configuration.
 
     Raises:
-        InputError: the same in every process: somebody is missing, or is not like the others.
+        InputError: a process is missing or differs from the others; every process raises the same error.
     """
     global _joined  # noqa: PLW0603 - JAX's runtime is one for the process, too
     if launch.processes == 1:
@@ -119,17 +121,17 @@ def agree(cluster: Cluster, facts: Mapping[str, str], seconds: int) -> None:
     """Make sure that the facts about this process are those about every other.
 
     Raises:
-        InputError: naming the odd one out, in every process.
+        InputError: a process differs; the message, the same in every process, names it.
     """
     told = [json.loads(each) for each in cluster.gather("comparison", json.dumps(facts), seconds)]
     if wrong := odd_one_out(told, cluster.hosts):
         if cluster.channel is not None:
-            cluster.channel.leave()  # all have seen it, and end with the same error
+            cluster.channel.leave()  # all processes know, and end with the same error
         raise InputError(wrong)
 
 
 def odd_one_out(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str | None:
-    """Write a line that names who differs from the others, and in what; None if nobody does."""
+    """Return a line that names the process that differs from the others, and in what, or None if none does."""
     for fact in facts[0]:
         values = [each.get(fact, "none") for each in facts]
         (usual, count), *_ = Counter(values).most_common()
@@ -144,7 +146,7 @@ def odd_one_out(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str
 
 
 def _facts(launch: Launch) -> dict[str, str]:
-    """List what has to be the same in every process."""
+    """Return the facts that have to be the same in every process."""
     code = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(file.read_bytes())
@@ -167,7 +169,7 @@ def _compare_clocks(cluster: Cluster, config: ClusterConfig) -> None:
 
 def _start_runtime(launch: Launch, config: ClusterConfig) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # JAX would take SIGTERM to itself; it belongs to whoever saves a checkpoint then.
+    # JAX would catch SIGTERM, but the run needs it: it then saves a checkpoint.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         launch.coordinator,
@@ -182,13 +184,13 @@ def _start_runtime(launch: Launch, config: ClusterConfig) -> None:
 
 
 def _own_gpus(launch: Launch) -> list[int] | None:
-    """Return this process's share of the GPUs it sees, where several processes share a host; None = all of them."""
+    """Return this process's share of the visible GPUs where several processes share a host; None = all of them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if (jax.config.jax_platforms or "").startswith("cpu"):  # type: ignore[attr-defined]
         return None
     gpus = _gpus_of_host() if visible is None else len([name for name in visible.split(",") if name])
     among = launch.local_processes or 1
-    if among == 1 or gpus <= 1:  # the launcher has dealt them out
+    if among == 1 or gpus <= 1:  # the launcher has assigned them
         return None
     if gpus % among:
         raise InputError(
@@ -204,7 +206,7 @@ def _gpus_of_host() -> int:
 
 
 def devices_by_host(devices: Sequence[jax.Device], hosts: Sequence[str]) -> list[jax.Device]:
-    """Order devices such that those of a host follow each other, however the launcher dealt out the numbers.
+    """Order devices so that those of a host follow each other, in whatever order the launcher has numbered processes.
 
     Args:
         devices: all devices.
@@ -216,7 +218,7 @@ def devices_by_host(devices: Sequence[jax.Device], hosts: Sequence[str]) -> list
 
 
 def tensor_warning(tensor: int, devices: Sequence[jax.Device], hosts: Sequence[str]) -> str | None:
-    """Say where the mesh axis `tensor` does not fit into a host; None if it does."""
+    """Return a warning if the mesh axis `tensor` does not fit into a host, else None."""
     smallest = min(Counter(hosts[device.process_index] for device in devices).values())
     if smallest % tensor == 0:
         return None
@@ -227,10 +229,10 @@ def tensor_warning(tensor: int, devices: Sequence[jax.Device], hosts: Sequence[s
 
 
 def check_devices(cluster: Cluster, seconds: int) -> None:
-    """Make sure that every process has as many devices as the others, of the same kind. Starts JAX's backend.
+    """Make sure that every process has as many devices as the others, of the same kind; this starts JAX's backend.
 
     Raises:
-        InputError: naming the odd one out, in every process.
+        InputError: a process differs; the message, the same in every process, names it.
     """
     kinds = Counter(device.device_kind for device in jax.local_devices())
     agree(cluster, {"devices": " + ".join(f"{count} x {kind}" for kind, count in kinds.items())}, seconds)

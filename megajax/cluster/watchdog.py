@@ -1,4 +1,4 @@
-"""A thread that ends a process which makes no progress, after printing what it was doing."""
+"""A watchdog thread that ends a process without progress, after printing what it was doing."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ PATIENCE = 10
 
 
 class Watchdog:
-    """Context in which somebody has to call `beat` every so often.
+    """End the process if `beat` is not called often enough while this context is open.
 
         with Watchdog(600, "runs/gpt", cluster) as dog:
             for step in ...:
                 dog.beat(f"step {step}")
 
-    Otherwise: one line that says after what, every thread's stack here and in the other processes, exit code 4. It may
-    be entered again once it was left.
+    Before the end it prints one line with the last beat, and every thread's stack here and in the other processes. The
+    exit code is 4. The context may be entered again.
     """
 
     def __init__(self, seconds: float | None, where: str, cluster: Cluster | None = None) -> None:
-        """Watch for so long a silence (None = do not), in a run called `where`, together with its other processes."""
+        """Allow `seconds` of silence (None = any) in a run called `where`, which has other processes in `cluster`."""
         self._seconds, self._where = seconds, where
         self._channel = None if cluster is None else cluster.channel
         self._patient = 0
@@ -38,12 +38,12 @@ class Watchdog:
         self.beat("the start")
 
     def beat(self, what: str) -> None:
-        """Note that all is well: this has been done."""
+        """Note progress: `what` has been done."""
         self._what, self._time = what, time.monotonic()
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """Allow what happens inside `PATIENCE` times as long: a compilation, an evaluation, a save, a restore."""
+        """Allow the block `PATIENCE` times as long: a compilation, an evaluation, a save, a restore."""
         self._patient += 1
         try:
             yield
@@ -69,7 +69,8 @@ class Watchdog:
     def _watch(self, seconds: float) -> None:
         while not self._over.wait(seconds / 8):
             limit = seconds * (PATIENCE if self._patient else 1)
-            # Should native code hold Python's lock, this thread stands still, too, and the timer in C runs out: code 1.
+            # If native code holds Python's lock, this thread stands still too; then the timer in C expires, with exit
+            # code 1.
             faulthandler.dump_traceback_later(2 * limit, exit=True, file=2)
             if time.monotonic() - self._time > limit:
                 self._bark(limit)
