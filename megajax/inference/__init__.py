@@ -1,1 +1,1 @@
-"""Generating and scoring text with trained models."""
+"""Generation and scoring of text with trained models."""

@@ -1,15 +1,15 @@
 """Generation with a key/value cache: one `extend` serves the prompt (many tokens) and every new token (one).
 
 Prompts of different lengths share a batch, padded at the right. A row's next token is written at that row's own length,
-over the padding, before anything attends to it, so padding is never seen.
+over the padding, before any query attends to that place. So no token ever attends to padding.
 
-A model with an encoder reads the prompt there, and its decoder begins with a token of its own (`decode_t5`).
+In a model with an encoder, the encoder reads the prompt, and the decoder begins with a token of its own (`decode_t5`).
 
-`generate` makes all tokens in one go. To look at them meanwhile, call `begin` and then `advance`, as often as you like:
-the tokens are the same.
+`generate` makes all tokens in one call. To see them in between, call `begin` and then `advance` repeatedly: the tokens
+are the same.
 
-Shapes: B rows, P prompt tokens, C cache length, L layers, N heads, K kv heads, H head dim, D embed, V vocabulary that
-counts.
+Shapes: B rows, P prompt tokens, C cache length, L layers, N heads, K kv heads, H head dim, D embed, V vocabulary
+without padding.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ONE_DEVICE = Layout()
 
 
 class Cache(NamedTuple):
-    """Keys and values of every position so far, [L, B, C, K, H] each: rows cut over replicas, heads over `tensor`."""
+    """Hold the keys and values so far, [L, B, C, K, H] each: rows cut over replicas, heads over `tensor`."""
 
     keys: jax.Array
     values: jax.Array
 
 
 class Generation(NamedTuple):
-    """Prompts and the tokens generated so far; numbers after a row's end are not meaningful."""
+    """Hold the state of a generation: prompts and new tokens; numbers after a row's end are not meaningful."""
 
     tokens: jax.Array
     """New tokens [B, new], int32."""
@@ -53,7 +53,7 @@ class Generation(NamedTuple):
     prompt_log_probabilities: jax.Array
     """Log-probabilities [B, P - 1] of every prompt token but the first, fp32, or [B, 0] if not asked for."""
     made: jax.Array
-    """Number of new tokens of the row that has most, a scalar."""
+    """Number of new tokens of the row that has the most, a scalar."""
     starts: jax.Array
     """Number of tokens before the first new one [B]: length of the prompt, or 1 where an encoder reads it."""
     keys: jax.Array
@@ -62,7 +62,7 @@ class Generation(NamedTuple):
     """Hidden states [B, D] of every row's newest token."""
     cache: Cache
     memory: Memory | None
-    """Encoded prompts, where there is an encoder."""
+    """Encoded prompts, if there is an encoder."""
 
 
 def empty_cache(model: Gpt | T5, rows: int, length: int, layout: Layout = ONE_DEVICE) -> Cache:
@@ -118,7 +118,7 @@ def extend(
 
 
 def _write(cache: jax.Array, new: jax.Array, start: jax.Array, layout: Layout) -> jax.Array:
-    """Put new [B, S, K, H] into cache [B, C, K, H] at each row's own start."""
+    """Write new [B, S, K, H] into cache [B, C, K, H] at each row's own start."""
     cache = jax.vmap(lambda row, x, at: jax.lax.dynamic_update_slice_in_dim(row, x, at, axis=0))(cache, new, start)
     return layout.shard(cache, "batch", None, "kv_heads", None)
 
@@ -146,7 +146,7 @@ def begin(
         new_tokens: largest number of new tokens.
         rows: [B] numbers of the rows, where they are not 0, 1, ...
         layout: layout on a mesh; B is a multiple of its replicas.
-        score_prompts: work out the log-probabilities of the prompts' own tokens (no encoder).
+        score_prompts: whether to compute the log-probabilities of the prompts' own tokens (no encoder).
         first_token: token that the decoder of an encoder-decoder model begins with.
     """
     batch = len(prompts)
@@ -189,9 +189,9 @@ def advance(
 
     Args:
         model: as in `begin`.
-        state: generation so far, which must not be used again.
-        until: new tokens counted from the prompt on; no more than there is room for.
-        sampling: says how tokens are chosen.
+        state: generation so far, which must not be used afterwards (its memory is reused).
+        until: number of new tokens, counted from the prompt on; at most the room of the generation.
+        sampling: settings with which tokens are chosen.
         end_ids: tokens of which any one ends a row.
         layout: as in `begin`.
     """
@@ -226,6 +226,6 @@ def generate(
     sampling: Sampling,
     end_ids: tuple[int, ...] = (),
 ) -> Generation:
-    """Continue prompts on one device; arguments as in `begin` and `advance`."""
+    """Continue prompts on one device, with arguments as in `begin` and `advance`."""
     state = begin(model, prompts, lengths, seed, new_tokens=new_tokens)
     return advance(model, state, new_tokens, sampling=sampling, end_ids=end_ids)

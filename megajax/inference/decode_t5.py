@@ -1,7 +1,6 @@
 """Generation with an encoder: prompts are encoded once, and every new token attends to the result.
 
-Keys and values of the encoder's output do not change from one new token to the next, so every layer computes its own
-once.
+The keys and values of the encoder's output are the same for all new tokens, so every layer computes them once.
 
 Shapes: B rows, S tokens of a prompt, T new tokens, D embed, L layers, N heads, H head dim.
 """
@@ -23,7 +22,7 @@ from megajax.models.t5 import T5, CrossAttention, DecoderBlock
 
 
 class Memory(NamedTuple):
-    """Encoded prompts as the decoder's layers see them."""
+    """Hold the encoded prompts in the form that the decoder's layers attend to."""
 
     keys_values: jax.Array
     """Keys and values [L, B, S, N, 2, H], heads cut over `tensor`."""

@@ -1,4 +1,4 @@
-"""Text generation with a model: prompts in, continuations out, batch by batch.
+"""Continuation of prompts by a model, batch by batch.
 
 Shapes: B rows of a batch, P ids of the longest prompt.
 """
@@ -29,21 +29,21 @@ from megajax.processes import in_turn
 log = logging.getLogger(__name__)
 
 LOOK_EVERY = 16
-"""Number of new tokens after which stop strings are looked for."""
+"""Number of new tokens between two searches for stop strings."""
 WIDTH = 16
-"""Number to whose multiples prompts are padded, so that few shapes are compiled."""
+"""Prompts are padded to a multiple of this length, so that few shapes are compiled."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Settings with which prompts are continued.
+    """Choose how prompts are continued.
 
     Raises:
         InputError: a number is out of its range.
     """
 
     tokens: int = 64
-    """Largest number of new tokens; fewer come where a prompt leaves less room.
+    """Largest number of new tokens; there are fewer where a prompt leaves less room.
 
     It may be 0 with `score_prompts` alone.
     """
@@ -52,13 +52,13 @@ class Options:
     seed: int = 0
     """Seed of the sampling, 0 to 2^32 - 1; prompt i draws from (seed, i)."""
     stop: tuple[str, ...] = ()
-    """Texts at whose first appearance a continuation ends, whatever tokens they are made of."""
+    """Texts at whose first appearance a continuation ends, whatever tokens they consist of."""
     score_prompts: bool = False
-    """True to give the log-probabilities of the prompts' own tokens as well."""
+    """Whether to return the log-probabilities of the prompts' own tokens as well."""
     batch_size: int = 32
     """Number of prompts that run together."""
     cut_prompts: bool = False
-    """True to cut the beginning off a prompt that leaves no room for all `tokens`, instead of making fewer."""
+    """Whether to cut off the beginning of a prompt that leaves no room for all `tokens`, instead of making fewer."""
 
     def __post_init__(self) -> None:
         """Refuse values out of their range."""
@@ -73,7 +73,7 @@ class Options:
 
 
 class Continuation(NamedTuple):
-    """Continuation of one prompt by a model."""
+    """Hold the continuation of one prompt by a model."""
 
     prompt: str
     text: str
@@ -81,7 +81,7 @@ class Continuation(NamedTuple):
     finish_reason: Literal["stop", "length"]
     """Reason of the end: "stop" for an end token or a stop string, "length" where the room ran out."""
     ids: tuple[int, ...]
-    """New tokens, with the end token, or as many as it took to see the stop string."""
+    """New tokens up to the end token, or up to the token that completes a stop string."""
     log_probabilities: tuple[float, ...]
     """Log-probability of each new token, in nats, under the model itself: before temperature and filters."""
     prompt_ids: tuple[int, ...]
@@ -97,12 +97,12 @@ class Continuation(NamedTuple):
 def continue_prompts(
     trained: TrainedModel, prompts: Sequence[str | Prompt], options: Options
 ) -> Iterator[Continuation]:
-    """Continue prompts in batches; none is changed by the others.
+    """Continue prompts in batches; a prompt's continuation does not depend on the others.
 
     Args:
         trained: model and tokenizer.
-        prompts: texts, or ids with them, at least one token each. All are checked before the first is continued.
-        options: says how prompts are continued.
+        prompts: texts, or ids with their texts, at least one token each; all are checked before the first is continued.
+        options: choices of how prompts are continued.
 
     Raises:
         InputError: a prompt is empty or too long, or has no log-probabilities.
@@ -121,7 +121,7 @@ def continue_prompts(
 
 def _continue_batch(trained: TrainedModel, rows: list[_Row], options: Options) -> Iterator[Continuation]:
     state = in_turn(_begin(trained, rows, options))
-    room = state.tokens.shape[1]  # of the row that has most; what others make past theirs, they leave out
+    room = state.tokens.shape[1]  # room of the row that has the most; other rows drop what exceeds theirs
     looks = range(LOOK_EVERY, room, LOOK_EVERY) if options.stop else ()
     for until in (*looks, *([room] if room else [])):
         state = in_turn(
@@ -158,7 +158,7 @@ def _begin(trained: TrainedModel, rows: Sequence[_Row], options: Options) -> Gen
 
 
 class _Row:
-    """Prompt of a batch whose continuation is being generated."""
+    """Follow one prompt of a batch while its continuation is generated."""
 
     def __init__(self, number: int, prompt: str | Prompt, trained: TrainedModel, options: Options) -> None:
         if isinstance(prompt, str):
@@ -180,7 +180,7 @@ class _Row:
     def _room(self, tokens: int, positions: int) -> int:
         """Return the number of tokens that may follow the prompt."""
         ids, start = self.prompt_ids, self.prompt[:30]
-        room = tokens if self.encoded else positions - len(ids)  # there positions are distances, without end
+        room = tokens if self.encoded else positions - len(ids)  # with an encoder, positions are unlimited distances
         if not ids:
             raise InputError(f"the prompt {self.prompt!r} is empty: give at least one token")
         if room < min(tokens, 1):
@@ -193,7 +193,7 @@ class _Row:
         return min(tokens, room)
 
     def look(self, ids: list[int]) -> None:
-        """Read all new tokens so far, and finish the row at an end token, a stop string or the end of its room."""
+        """Read all new tokens so far, and finish the row at an end token, at a stop string or where its room ends."""
         if self.finished:
             return
         seen, self.ids = len(self.ids), ids[: self.room]
@@ -201,7 +201,7 @@ class _Row:
         text = self._text(self.ids[:-1] if ended else self.ids)
         self.text = self._before_stop(text)
         if self.text != text:
-            # A stop string need not end with a token: keep as many tokens as it takes to see it.
+            # A stop string may end within a token: keep the tokens up to the one that completes it.
             texts = {count: self._text(self.ids[:count]) for count in range(seen + 1, len(self.ids))}
             self.ids = self.ids[: next((n for n in texts if self._before_stop(texts[n]) != texts[n]), len(self.ids))]
         if ended or self.text != text:
@@ -212,7 +212,7 @@ class _Row:
     def _text(self, ids: list[int]) -> str:
         if self.encoded:
             return self.tokenizer.decode(ids)
-        # Decoded behind its prompt: some tokenizers drop a space at the beginning of what they decode.
+        # The text is decoded together with its prompt, because some tokenizers drop a space at the beginning.
         decode = self.tokenizer.decode
         return decode([*self.prompt_ids, *ids])[len(decode(self.prompt_ids)) :]
 
@@ -220,7 +220,7 @@ class _Row:
         return text[: min((at for stop in self.stop if (at := text.find(stop)) >= 0), default=len(text))]
 
     def continuation(self, new: list[float], old: list[float]) -> Continuation:
-        """Return the continuation, given the log-probabilities of the new tokens and of the prompt's."""
+        """Return the continuation with the log-probabilities of its new tokens and of the prompt's tokens."""
         count, prompt = len(self.ids), self.prompt_ids
         return Continuation(
             self.prompt, self.text, self.finished or "length", tuple(self.ids), tuple(new[:count]),

@@ -1,6 +1,6 @@
 """Choice of the next token from its logits.
 
-Shapes: V vocabulary that counts.
+Shapes: V vocabulary without padding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from megajax.config.base import InputError
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings with which a token is drawn.
+    """Choose how a token is drawn.
 
     temperature 0 is greedy; top_k 0 and top_p 1 switch their filter off.
     """
@@ -44,14 +44,16 @@ def choose_token(logits: jax.Array, key: jax.Array, sampling: Sampling) -> jax.A
 
 
 def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
-    """Set all but the k largest logits [V] (and their equals) to -inf; 0, or more than there are, keeps all."""
+    """Set all logits [V] but the k largest (and ties with them) to -inf; k = 0, or k above V, keeps all."""
     if k == 0 or k >= logits.shape[0]:
         return logits
     return jnp.where(logits >= jax.lax.top_k(logits, k)[0][-1], logits, -jnp.inf)
 
 
 def keep_top_p(logits: jax.Array, p: float) -> jax.Array:
-    """Set all logits [V] but the smallest set of total probability >= p to -inf (1904.09751); at least one is kept."""
+    """Keep the smallest set of logits [V] with total probability >= p, at least one, and set the others to -inf
+    (1904.09751).
+    """
     if p == 1:
         return logits
     order = jnp.argsort(-logits)

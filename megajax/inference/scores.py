@@ -1,6 +1,6 @@
-"""Probability that a model gives to given tokens, with the logits of one chunk of positions in memory at a time.
+"""Log-probabilities of given tokens, with the logits of only one chunk of positions in memory at a time.
 
-Shapes: B rows, S sequence, D embed, V vocabulary that counts, C positions of a chunk.
+Shapes: B rows, S sequence, D embed, V vocabulary without padding, C positions of a chunk.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from megajax.models.t5 import T5
 
 
 class TokenScores(NamedTuple):
-    """Scores that a model gives to the tokens that really come next."""
+    """Hold the scores that a model gives to the tokens that really come next."""
 
     log_probabilities: jax.Array
     """Log-probabilities [B, S], fp32, in nats."""
     greedy: jax.Array
-    """Flags [B, S], True where no token is likelier."""
+    """Flags [B, S], True where no other token is likelier."""
 
 
 def score_tokens(model: Gpt | T5, hidden: jax.Array, labels: jax.Array, layout: Layout) -> TokenScores:
@@ -50,7 +50,7 @@ def token_log_probabilities(logits: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def score_batch(model: Gpt, tokens: jax.Array, labels: jax.Array, layout: Layout) -> TokenScores:
-    """Score labels [B, S] after tokens [B, S], each after all tokens of its row up to its own place."""
+    """Score labels [B, S], each given the tokens [B, S] of its row up to its own position."""
     tokens = layout.shard(tokens, "batch", None)
     batch = {"tokens": tokens, "positions": jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)}
     hidden = model.hidden(batch, model.context(batch, layout, keys=None))

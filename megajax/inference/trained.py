@@ -1,8 +1,7 @@
-"""The model of a run, ready for use: generation, evaluation and conversion read weights here.
+"""The trained model of a run, as generation, evaluation and conversion load it.
 
-Nothing in the run's directory is written, and of a checkpoint only the weights are read, straight to where they belong
-on the mesh. How the run was laid out in training does not matter: unless `parallel.*` words say otherwise, the model is
-on one device.
+Nothing is written in the run's directory. Only the weights of a checkpoint are read, straight to their places on the
+mesh. The layout of the training does not matter: unless `parallel.*` words ask for another, the model is on one device.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from megajax.training.step import DTYPES
 log = logging.getLogger(__name__)
 
 CHOICES = ("parallel.", "train.precision", "data.seq_length")
-"""Keys whose value may differ from that in training."""
+"""Keys whose values may differ from those in training."""
 
 
 class Prompt(NamedTuple):
-    """Prompt that is given by its token ids, besides its text."""
+    """Hold a prompt that is given by its token ids, besides its text."""
 
     text: str
     """Text of the prompt, for people."""
@@ -53,38 +52,36 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Model with its layout, its tokenizer and the configuration of its training."""
+    """Hold a model with its layout, its tokenizer and the configuration of its training."""
 
     model: Any
     """Weights, a `Model`, in the precision that the run was trained in."""
     tokenizer: Tokenizer
     config: Config
-    """Configuration of the run, in which `parallel` is that of `layout`."""
+    """Configuration of the run, with `layout`'s sizes in `parallel`."""
     layout: Layout = field(default_factory=Layout)
     replicas: int = 1
-    """Number of parts into which the rows of a batch are cut: the number of rows has to be a multiple of it."""
+    """Number of parts into which the rows of a batch are cut, which must divide the number of rows."""
     end_ids: tuple[int, ...] = ()
-    """Tokens of which each ends a text."""
+    """Tokens, each of which ends a text."""
     prefix: tuple[int, ...] = ()
-    """Tokens that texts began with in training: a beginning-of-sequence token, or none."""
+    """Tokens with which texts began in training: a beginning-of-sequence token, or none."""
     suffix: tuple[int, ...] = ()
-    """Tokens that texts for an encoder ended with in training: an end token, or none."""
+    """Tokens with which texts for an encoder ended in training: an end token, or none."""
     first_token: int = 0
     """Token that the decoder of an encoder-decoder model begins with."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text as they were in training; a beginning-of-sequence token that it spells out is not
-        doubled.
-        """
+        """Return the ids of a text as in training; a beginning-of-sequence token spelled out in it is not doubled."""
         if self.prefix and (spelled := self.tokenizer.decode(self.prefix)):
             text = text.removeprefix(spelled)
         return [*self.prefix, *self.tokenizer.encode(text), *self.suffix]
 
     def marked(self, text: str) -> Prompt:
-        """Encode a prompt in which names of special tokens stand for these; a beginning is not doubled.
+        """Encode a prompt in which names of special tokens stand for these tokens; its beginning is not doubled.
 
         Raises:
-            InputError: the prompt is no text.
+            InputError: the prompt is not valid text.
         """
         check_text(text, "the prompt")
         ids = self.tokenizer.encode_marked(text)
@@ -92,7 +89,7 @@ class TrainedModel:
         return Prompt(text, (*(() if there else self.prefix), *ids, *self.suffix))
 
     def chat(self, messages: Sequence[Message]) -> Prompt:
-        """Return the prompt for the assistant's next answer: the ids that stood before it in training (`corpus.chat`).
+        """Return the prompt for the assistant's next answer, with the ids that preceded it in training (`corpus.chat`).
 
         Raises:
             InputError: a message has no role or text, or the chat template cannot write it.
@@ -101,7 +98,7 @@ class TrainedModel:
         return Prompt(said, tuple(self._chat.prompt(messages)))
 
     def for_chat(self) -> TrainedModel:
-        """Return the same model with answers that end with the token that ends them in chats as well."""
+        """Return the same model with the token that ends answers in chats among its end tokens."""
         end = self._chat.end_id
         return self if end is None else replace(self, end_ids=tuple(dict.fromkeys([*self.end_ids, end])))
 
@@ -110,7 +107,7 @@ class TrainedModel:
         return Chat(self.tokenizer)
 
     def check_ids(self, ids: Sequence[int] | np.ndarray, text: str) -> None:
-        """Refuse a text with ids for which the model has no row: a tokenizer may know more.
+        """Refuse a text with ids for which the model has no row, as a tokenizer may have more ids than the model.
 
         Raises:
             InputError: there is such an id; the message names the first.
@@ -149,13 +146,13 @@ def load_model(
     Args:
         run_dir: `output_dir` of the training.
         step: step of the checkpoint; None for the newest.
-        words: `KEY=VALUE` for settings that may differ from training (`CHOICES`), such as `parallel.tensor=2`.
+        words: `KEY=VALUE` settings that may differ from training (`CHOICES`), such as `parallel.tensor=2`.
         purpose: use of the model in words, for messages.
         writes: kinds of text that the model may generate (`Model.writes`); any if empty.
 
     Raises:
-        InputError: there is no such run, checkpoint or tokenizer, the mesh does not fit model or devices, or the model
-            is of another family.
+        InputError: the run, checkpoint or tokenizer does not exist, the mesh does not fit model or devices, or the
+            model is of another family.
     """
     run, config = open_run(run_dir, words)
     if writes and model_class(config.model).writes not in writes:
@@ -185,10 +182,10 @@ def load_model(
 
 
 def open_run(run_dir: str | Path, words: Sequence[str] = ()) -> tuple[RunDirectory, Config]:
-    """Return a run and its configuration for use on one device, or as `words` of `CHOICES` say.
+    """Return a run and its configuration for use on one device, or with the layout that `words` of `CHOICES` set.
 
     Raises:
-        InputError: there is no such run, or a word is about something that training has settled.
+        InputError: the run does not exist, or a word sets a value that training has fixed.
     """
     for word in words:
         if not word.startswith(CHOICES):
@@ -199,12 +196,12 @@ def open_run(run_dir: str | Path, words: Sequence[str] = ()) -> tuple[RunDirecto
 
 
 def abstract_model(model: ModelConfig, precision: str) -> Model:
-    """Return the shapes of a model in the precision that it computes in."""
+    """Return the abstract arrays of a model in the precision in which it computes."""
     return jax.eval_shape(lambda: cast(build_model(jax.random.key(0), model), DTYPES[precision]))
 
 
 def _mesh(parallel: ParallelConfig) -> Mesh:
-    """Build a mesh of the first devices, as many as the layout takes."""
+    """Build a mesh of the first devices, as many as the layout needs."""
     nothing = ParallelConfig()
     for key in ("pipe", "context", "chunks", "zero"):
         if getattr(parallel, key) != getattr(nothing, key):
@@ -227,7 +224,7 @@ def _end_ids(run: RunDirectory, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _first_token(run: RunDirectory, tokenizer: Tokenizer) -> int:
-    """Return the first token of a decoder as config.json has it, or as in training (see `data.t5`)."""
+    """Return the decoder's first token, from config.json or else as in training (see `data.t5`)."""
     named = _imported(run, "config.json").get("decoder_start_token_id")
     return next((i for i in (named, tokenizer.start_id) if i is not None), 0)
 

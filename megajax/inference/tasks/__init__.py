@@ -1,1 +1,1 @@
-"""The evaluation of trained models: perplexities and tasks by their published definitions."""
+"""Evaluation of trained models: perplexities and tasks by their published definitions."""

@@ -1,4 +1,4 @@
-"""Perplexity of the documents of a jsonl file, each on its own."""
+"""Perplexity of the documents of a jsonl file, each scored separately."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from megajax.inference.trained import TrainedModel
 
 
 class Documents(NamedTuple):
-    """Results of the evaluation on documents."""
+    """Hold the results of the evaluation on documents."""
 
     loss: float
-    """Mean loss of all predicted tokens, in nats; the first of a document is not predicted."""
+    """Mean loss in nats over all predicted tokens, which exclude the first token of each document."""
     perplexity: float
     bits_per_byte: float
-    """Bits that all predictions cost, over the bytes (UTF-8) of the documents; it does not depend on the tokenizer."""
+    """Bits of all predictions divided by the bytes (UTF-8) of the documents, which does not depend on the tokenizer."""
     tokens: int
     """Number of predicted tokens."""
     documents: int
 
     def line(self) -> str:
-        """Return the results in a line like those of the other tasks."""
+        """Return the results as a line like those of the other tasks."""
         return (
             f"results on {self.documents} documents | tokens: {self.tokens} | avg loss: {self.loss:.6f} | "
             f"ppl: {self.perplexity:.4f} | bits per byte: {self.bits_per_byte:.4f}"

@@ -1,10 +1,10 @@
-"""lm-evaluation-harness drives a run: its tasks, its prompts, its metrics, our model on any mesh.
+"""Model for lm-evaluation-harness: its tasks, prompts and metrics, with the model of a run on any mesh.
 
     python -m megajax.inference.tasks.harness --model megajax --model_args run=RUN_DIR --tasks arc_easy,hellaswag
 
 is the harness's own command line with the model `megajax` added; `pip install lm-eval` first. From Python, give
-`lm_eval.simple_evaluate` the model `registered()(RUN_DIR)`. What is scored and how windows are cut follows the contract
-of the harness's `LM` class (0.4).
+`lm_eval.simple_evaluate` the model `registered()(RUN_DIR)`. Scored tokens and windows follow the contract of the
+harness's `LM` class (0.4).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from megajax.inference.tasks.scoring import Scorer, Window
 from megajax.inference.trained import Prompt, load_model
 
 MAX_NEW_TOKENS = 256
-"""Number of new tokens that the harness expects where a task names none."""
+"""Number of new tokens that the harness expects if a task names none."""
 
 
 class HarnessModel:
-    """Model that answers the three requests of the harness; each argument is a list of its `Instance`s."""
+    """Answer the three requests of the harness; the argument of each is a list of its `Instance`s."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class HarnessModel:
             words: layout and precision, between spaces: "parallel.tensor=2 train.precision=bf16".
             batch_size: rows that run together; "auto" = 8.
             max_batch_size: without effect, given by the harness.
-            device: without effect; `words` say where the model is.
+            device: without effect; `words` place the model.
         """
         super().__init__()
         self.trained = load_model(run, step, words.split(), "lm-evaluation-harness", writes=("continuation",))
@@ -84,10 +84,10 @@ class HarnessModel:
         return self._remembered("generate_until", requests, [results[number] for number in range(len(requests))])
 
     def _pair(self, context: str, continuation: str) -> Window:
-        """Return the tokens of the context, and those that its continuation adds to it.
+        """Return the ids of the context, and the ids that the continuation adds.
 
-        Spaces between them belong to the continuation. Behind an empty context, the continuation follows the token that
-        begins texts, which is not scored if the continuation itself begins with it.
+        Spaces between them belong to the continuation. After an empty context, the continuation follows the token that
+        begins texts, which is not scored even if the continuation itself begins with it.
 
         Raises:
             InputError: one of the two has no token of its own, or the continuation is longer than the model's context.
@@ -113,11 +113,11 @@ class HarnessModel:
         return Window([*before, *added][-self.length - 1 :], len(added))
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Return the template of the tokenizer, which the harness notes in its results (--apply_chat_template)."""
+        """Return the tokenizer's chat template, which the harness records in its results (--apply_chat_template)."""
         return (self.trained.tokenizer.chat_template or "") if chat_template else ""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return a conversation as text with an open end.
+        """Return a conversation as the text before the next answer, or before the rest of the last message.
 
         From this call on, names of special tokens in texts stand for these tokens.
 
@@ -128,12 +128,12 @@ class HarnessModel:
         text = Chat(self.trained.tokenizer).text(chat_history, opened=add_generation_prompt)
         if add_generation_prompt:
             return text
-        said = chat_history[-1]["content"].strip()  # the last message goes on
+        said = chat_history[-1]["content"].strip()  # the answer continues the last message
         return text[: text.rindex(said) + len(said)]
 
     @property
     def tokenizer_name(self) -> str:
-        """Return a name that tells this tokenizer from others, for the harness's cache of requests."""
+        """Return a name that distinguishes this tokenizer from others, for the harness's cache of requests."""
         return "-".join(map(str, self.trained.tokenizer.identity.values()))
 
     def _encode(self, text: str) -> list[int]:
@@ -143,7 +143,7 @@ class HarnessModel:
         return Prompt(text, tuple(self._encode(text))) if self.chats else text
 
     def _rolling(self, text: str) -> Iterator[Window]:
-        """Cut a text into windows without overlap, except that the last has all the context that fits."""
+        """Cut a text into windows that do not overlap, except that the last has all the context that fits."""
         ids = [self.beginning, *self.trained.encode(text)]
         for first in range(0, len(ids) - 1, self.length):
             last = min(first + self.length, len(ids) - 1)
@@ -153,7 +153,7 @@ class HarnessModel:
         """Translate the harness's `gen_kwargs` into `Options`.
 
         Raises:
-            InputError: there is no room for a context before that many tokens, or no temperature to draw at.
+            InputError: the new tokens leave no room for a context, or sampling is asked for without a temperature.
         """
         until = wanted.get("until") or []
         temperature = float(wanted.get("temperature", 0.0))
@@ -177,7 +177,7 @@ class HarnessModel:
         )
 
     def _remembered(self, kind: str, requests: Sequence[Any], results: list[Any]) -> list[Any]:
-        """Put the results into the harness's cache, if it has set one, and return them."""
+        """Store the results in the harness's cache, if it has set one, and return them."""
         if hook := getattr(self, "cache_hook", None):
             for request, result in zip(requests, results, strict=True):
                 hook.add_partial(kind, request.args, result)
@@ -185,7 +185,7 @@ class HarnessModel:
 
 
 def registered() -> type:
-    """Return the model class that the harness knows under the name `megajax`, and register it if need be.
+    """Return the model class named `megajax` in the harness, after registering it if need be.
 
     Raises:
         InputError: lm-evaluation-harness is not installed.

@@ -1,7 +1,7 @@
-"""LAMBADA (1606.06031) as Megatron-LM defines the task: does the model get the last word right?
+"""LAMBADA (1606.06031) as Megatron-LM defines the task: predict the last word of a passage.
 
-A target counts when each of its tokens is the likeliest one after those before it. The usual target is the last token
-of a passage; the strict one is its last word, whatever number of tokens that is.
+A target counts as predicted if each of its tokens is the likeliest one after the tokens before it. The usual target is
+the last token of a passage; the strict one is its last word, of any number of tokens.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from megajax.inference.trained import TrainedModel
 
 
 class Lambada(NamedTuple):
-    """Results of the task."""
+    """Hold the results of the task."""
 
     correct: int
     examples: int
 
     @property
     def accuracy(self) -> float:
-        """Return the share of the passages whose target is predicted."""
+        """Return the share of passages whose target is predicted."""
         return self.correct / self.examples
 
     def line(self) -> str:
-        """Return the results in a line as Megatron-LM prints it."""
+        """Return the results as a line in Megatron-LM's form."""
         return (
             f"validation results on LAMBADA | number correct: {self.correct:.4E} | "
             f"total examples: {self.examples:.4E} | avg accuracy: {self.accuracy:.4E}"
@@ -39,7 +39,7 @@ def evaluate_lambada(trained: TrainedModel, path: Path, scorer: Scorer, strict: 
     """Score a jsonl file of passages under the key "text".
 
     Raises:
-        InputError: the file cannot be read, holds no passage, or one of a single word.
+        InputError: the file cannot be read, or holds no passage or a passage of a single word.
     """
     examples = list(passages(trained, read_documents([path]), strict))
     if not examples:
@@ -50,9 +50,9 @@ def evaluate_lambada(trained: TrainedModel, path: Path, scorer: Scorer, strict: 
 def passages(trained: TrainedModel, texts: Iterable[str], strict: bool) -> Iterable[Window]:
     """Return context and target of every passage.
 
-    A context that is too long for the model is cut off at its beginning.
+    A context that is too long for the model loses its beginning.
 
-    With `strict`, context and " " + last word are tokenised apart.
+    With `strict`, context and " " + last word are tokenised separately.
     """
     longest = trained.config.data.seq_length + 1
     for number, text in enumerate(texts, 1):

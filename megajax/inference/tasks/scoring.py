@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens, window by window, in batches over the mesh.
 
-A text that is longer than the model's context is cut into windows (`windows`): pieces whose last tokens are scored and
-whose other tokens are context.
+A text that is longer than the model's context is cut into windows: pieces whose last tokens are scored, and whose other
+tokens are context.
 
 Shapes: B rows of a batch, S tokens that the model reads at once.
 """
@@ -25,21 +25,21 @@ from megajax.processes import in_turn
 
 
 class Window(NamedTuple):
-    """Piece of a text whose last tokens are scored."""
+    """Hold a piece of a text whose last tokens are scored."""
 
     ids: Sequence[int] | np.ndarray
     """Tokens of the piece, at most S + 1."""
     scored: int
-    """Number of scored tokens: the last ones, and never the first of all."""
+    """Number of scored tokens at the end of the piece, which never include its first token."""
 
 
 class Scores(NamedTuple):
-    """Scores that a model gives to the scored tokens of a window."""
+    """Hold the scores that a model gives to the scored tokens of a window."""
 
     log_probabilities: np.ndarray
     """Log-probabilities [scored], fp32, in nats."""
     greedy: np.ndarray
-    """Flags [scored], True where no token is likelier."""
+    """Flags [scored], True where no other token is likelier."""
 
     @property
     def loss(self) -> float:
@@ -50,9 +50,9 @@ class Scores(NamedTuple):
 def windows(ids: Sequence[int] | np.ndarray, length: int, stride: int) -> Iterator[Window]:
     """Cut a text so that every token but the first is scored once (Megatron-LM's --overlapping-eval).
 
-    Window i reads the `length` tokens from i x stride on. All positions of the first are scored, and the last `stride`
-    positions of every other one. There are max(ceil(max(targets - stride, 0) / stride) + 1, 1) windows, of which those
-    that would score nothing but padding are left out.
+    Window i reads the `length` tokens from i x stride on. All positions of the first window are scored, and the last
+    `stride` positions of every other one. There are max(ceil(max(targets - stride, 0) / stride) + 1, 1) windows,
+    without those that would score only padding.
 
     Args:
         ids: tokens of the text, at least 2.
@@ -80,10 +80,10 @@ def check_stride(stride: int | None, length: int) -> int:
 
 
 class Scorer:
-    """Scorer of windows with one model; longer ones come first, so that running out of memory shows at once."""
+    """Score windows with one model; longer ones come first, so that an out-of-memory error comes at once."""
 
     def __init__(self, trained: TrainedModel, batch_size: int = 8, console: Console | None = None) -> None:
-        """Prepare a scorer that runs `batch_size` rows together and draws progress on `console` (unset = stderr)."""
+        """Prepare a scorer that runs `batch_size` rows together and draws progress on `console` (None = stderr)."""
         if batch_size < 1:
             raise InputError(f"batch size is {batch_size}: expected 1 or more")
         self.model, self._trained = trained.model, trained
@@ -106,7 +106,7 @@ class Scorer:
         return [found[i] for i in range(len(windows))]
 
     def _score_rows(self, batch: Sequence[Window]) -> list[Scores]:
-        """Score windows of about the same length, the longest of which comes first."""
+        """Return the scores of windows of about the same length, the longest of which comes first."""
         tokens = np.zeros((self.rows, _width(len(batch[0].ids) - 1)), np.int32)
         labels = np.zeros_like(tokens)
         for i, (ids, _) in enumerate(batch):
@@ -117,6 +117,6 @@ class Scorer:
 
 
 def _width(tokens: int) -> int:
-    """Return the length that rows are padded to: one of few, so that few shapes are compiled."""
+    """Return the length to which rows are padded, one of a few, so that few shapes are compiled."""
     step = 1 << max(0, tokens.bit_length() - 3)
     return -(-tokens // step) * step

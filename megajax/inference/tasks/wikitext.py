@@ -1,9 +1,9 @@
 """WikiText-103 as Megatron-LM defines the task (tasks/zeroshot_gpt): perplexity in words of the original file.
 
-The file is one string: its tokenisation marks are undone, it becomes one sequence of ids, and overlapping windows score
-it. Papers count the words of the original, which a tokenizer of pieces does not see; the adjusted perplexity carries
-the loss over to them, by the number of ids to a word. Words are the pieces between single spaces, line ends included:
-the test file of WikiText-103 has 245,566.
+The file is one string: its tokenisation is undone, it becomes one sequence of ids, and overlapping windows score it.
+Papers give perplexities per word of the original file; the adjusted perplexity scales the loss to words, by the number
+of ids per word. Words are the pieces between single spaces, line ends included: the test file of WikiText-103 has
+245,566.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from megajax.inference.tasks.scoring import Scorer, check_stride, windows
 from megajax.inference.trained import TrainedModel
 
 HIGHEST_LOSS = 20.0
-"""Largest loss whose perplexity is given; a larger one counts as this."""
+"""Largest loss for which a perplexity is given; larger losses count as this one."""
 
 
 class WikiText(NamedTuple):
-    """Results of the task."""
+    """Hold the results of the task."""
 
     loss: float
-    """Mean loss of the ids but the first, in nats."""
+    """Mean loss in nats of all ids but the first."""
     perplexity: float
     adjusted_perplexity: float
     token_ratio: float
-    """Number of ids to a word of the original."""
+    """Number of ids per word of the original."""
     tokens: int
-    """Number of ids scored."""
+    """Number of ids that were scored."""
 
     def line(self) -> str:
-        """Return the results in a line as Megatron-LM prints it."""
+        """Return the results as a line in Megatron-LM's form."""
         return (
             f"validation results on WIKITEXT103 | avg loss: {self.loss:.4E} | ppl: {self.perplexity:.4E} | "
             f"adjusted ppl: {self.adjusted_perplexity:.4E} | token ratio: {self.token_ratio} |"
@@ -70,12 +70,12 @@ def evaluate_wikitext(trained: TrainedModel, path: Path, scorer: Scorer, overlap
 
 
 def perplexity(loss: float) -> float:
-    """Return exp(min(20, loss)), as Megatron-LM caps it."""
+    """Return exp(min(20, loss)), which is capped as in Megatron-LM."""
     return math.exp(min(HIGHEST_LOSS, loss))
 
 
 def detokenized(text: str) -> str:
-    """Return a WikiText file as its text was before it was tokenised, as far as can be told.
+    """Return the text of a WikiText file without its tokenisation, as far as that can be undone.
 
     The steps and their order are those of Megatron-LM's task; later ones see the output of earlier ones.
     """
@@ -89,14 +89,14 @@ def _replace(old: str, new: str) -> Callable[[str], str]:
 
 
 def _hug(left: str, right: str) -> Callable[[str], str]:
-    """Return a step that removes spaces between a pair of brackets or quotes and the text inside them."""
+    """Return a function that removes spaces between a pair of brackets or quotes and the text inside them."""
     inside = re.compile(rf"{re.escape(left)}\s*([^{re.escape(right)}]*?)\s*{re.escape(right)}")
     return lambda text: inside.sub(lambda match: f"{left}{match[1]}{right}", text)
 
 
 STEPS: Sequence[Callable[[str], str]] = (
     _replace("s '", "s'"),
-    *(_replace(f" @{sign}@ ", sign) for sign in "-,."),  # between digits or parts of a word
+    *(_replace(f" @{sign}@ ", sign) for sign in "-,."),  # between digits, or between parts of a word
     *(_replace(f" {sign} ", f"{sign} ") for sign in ":;.!?,"),
     *(_hug(left, right) for left, right in ("()", "[]", "{}", '""', "''")),
     *(_replace(" ".join("=" * depth), "=" * depth) for depth in (4, 3, 2)),  # headings
