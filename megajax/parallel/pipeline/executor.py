@@ -1,18 +1,18 @@
 """Interleaved 1F1B as three `lax.scan`s over ticks, inside the region that is manual over `pipe`.
 
-Every stage runs the same program. A forward tick calls `jax.vjp` on the layers of a chunk, one after the other, and
-puts the leaves of the closures that it returns into a ring buffer; the backward tick of that slot traces the same
-calls, swaps the stored leaves in, pulls the cotangent back and adds the gradients of each layer to their sums at once.
-So exactly the activations that the rematerialisation policy names are stored, and only the others are computed again.
-Leaves that the backward tick has anyway (weights, rotary angles, dropout keys) are not stored.
+Every stage runs the same program. A forward tick calls `jax.vjp` on the layers of a chunk, one after another, and
+stores the leaves of the closures that it returns in a ring buffer. The backward tick of that slot traces the same
+calls, puts the stored leaves in their places, pulls the cotangent back and adds the gradients of each layer to their
+sums at once. So exactly the activations that the rematerialisation policy names are stored, and all others are computed
+again. Leaves that the backward tick has anyway (weights, rotary angles, dropout keys) are not stored.
 
 Slots outside the schedule compute on garbage, in time that is bubble anyway, and their results are masked: nothing
 branches by device. All stages compute embedding and loss together, in ticks that follow from the tick's number alone.
 Over `pipe` a steady tick sends [B, S, D] one stage forward and one stage back, and sums it once around an embedding or
 a loss.
 
-Shapes: P stages, v chunks, n layers of a chunk on a stage, M microbatches, B samples of one on this replica, S
-sequence, D embed, p kinds of layers in a pattern.
+Shapes: P stages, v chunks, n layers per chunk, M microbatches, B samples of a microbatch on this replica, S sequence, D
+embed, p kinds of layers in a pattern.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from megajax.parallel.pipeline.schedule import Index, Interleaved1F1B
 
 Leaves = list[jax.Array]
 Backward = tuple[jax.Array, Leaves]
-"""What the backward pass of a chunk carries from layer to layer: [B, S, D] gradient of x, and gradient sums."""
+"""Values that the backward pass of a chunk carries from layer to layer: gradient [B, S, D] of x, and gradient sums."""
 _take = partial(jax.lax.dynamic_index_in_dim, keepdims=False)
 _put = jax.lax.dynamic_update_index_in_dim
 
@@ -47,7 +47,8 @@ class Flow(NamedTuple):
     gradient: jax.Array
     """Gradient [B, S, D] from the stage after; after this tick's backward slot, the gradient of its input."""
     ring: list[Leaves]
-    """Buffers [slots, n / p, ...], for every place in a pattern, of what the forward slots in flight have stored.
+    """Buffers [slots, n / p, ...], one list per place in a pattern, that hold what the forward slots in flight have
+    stored.
 
     Masked slots write only to places that are not in use.
     """
@@ -196,14 +197,15 @@ class Executor:
         cotangent = jnp.where(slot.valid, flow.gradient, jnp.nan) if self.poison else flow.gradient
         factors = self._factors(flow.inside)
 
-        # The gradients of a layer are added where they belong at once: stacked up by the loop they would need as much
+        # The gradients of a layer are added to their sums at once: stacked up by the loop they would need as much
         # memory as the weights, and as much again for the zeros that the stacks start from.
         def layer(of_kind: Context, i: jax.Array, saved: Leaves, dx: jax.Array, sums: Leaves) -> Backward:
             gradients, dx = self._call(slot.chunk, i, of_kind, jnp.zeros_like(dx)).pull(saved)((dx, factors))
             row = slot.chunk * self.parts.layers + i
 
             def add(total: jax.Array, g: jax.Array) -> jax.Array:
-                # Not before the gradient is there: the compiler would read, and hold, the sums of all weights early.
+                # The sums are read only after the gradient is there: the compiler would otherwise read, and hold, those
+                # of all weights early.
                 g, at = jax.lax.optimization_barrier((g, row))
                 return _put(total, _take(total, at, 0) + jnp.where(slot.valid, g, 0).astype(jnp.float32), at, 0)
 
@@ -251,11 +253,12 @@ class Executor:
         return {name: jnp.float32(factors[name]) for name in losses}
 
     def _run(self, chunk: Index, microbatch: Index, x: jax.Array) -> tuple[jax.Array, Losses, list[Leaves]]:
-        """Run one chunk of this stage on one microbatch, a whole pattern of p kinds of layers in each turn of a scan.
+        """Run one chunk of this stage on one microbatch; each turn of the scan runs a whole pattern of p kinds of
+        layers.
 
         Returns:
-            [B, S, D], the sums over the layers of the losses that arise inside, and for each kind what the backward
-            passes of its layers need, [n / p, ...] each.
+            The output [B, S, D], the sums over the layers of the losses that arise inside, and for each kind the leaves
+            stored for the backward passes of its layers, [n / p, ...] each.
         """
         _, context = self._microbatch(microbatch)
 
@@ -273,11 +276,11 @@ class Executor:
         return x, jax.tree.map(lambda loss: loss.reshape(-1).sum(), losses), saved
 
     def _patterns(self, context: Context) -> jax.Array:
-        """Return [n / p] the places in a chunk where a pattern of p kinds begins: a chunk has whole patterns."""
+        """Return the places [n / p] where a pattern of p kinds begins in a chunk, which consists of whole patterns."""
         return jnp.arange(0, self.parts.layers, len(context.of_kinds))
 
     def _call(self, chunk: Index, i: jax.Array, context: Context, x: jax.Array) -> Call:
-        """Run the i-th layer of a chunk in the context of its kind, ready to be differentiated."""
+        """Run the i-th layer of a chunk in the context of its kind, so that it can be differentiated."""
         block = self.parts.layer(chunk, i)
         number = (chunk * self.schedule.stages + self.stage) * self.parts.layers + i
         output, pull = jax.vjp(self.remat(lambda block, x: run_block(context, x, block, number)), block, x)
