@@ -218,6 +218,15 @@ class Cut:
             return self.remat
         return () if self.remat == "full" else ACTIVATION_NAMES
 
+    def repeats(self, makes: str) -> bool:
+        """Tell whether the backward pass computes an activation again: it needs it, and nothing has kept it."""
+        return makes not in (*self.kept, LAST)
+
+    @property
+    def repeats_experts(self) -> bool:
+        """Tell whether the backward pass needs the output of a mixture, which is then computed once more."""
+        return self.model.branch_norm and self.repeats("branch_output")
+
     def border(self, stream: float) -> float:
         """Return the seconds of a gather or scatter of a residual stream of `stream` bytes over `tensor`."""
         return gather_seconds(self.gpu, stream, self.tensor, 1)
@@ -241,7 +250,7 @@ def _copied(config: Config, mesh: Mapping[str, int], stack: Stack) -> float:
 
 
 LAST = "output"
-"""Output of a layer's last product if norms come first, which no backward pass needs."""
+"""Output of a layer's last product if nothing normalises it, which no backward pass needs."""
 
 
 class Product(NamedTuple):
@@ -293,9 +302,12 @@ def products(cut: Cut) -> tuple[Product, ...]:
     norm, add = 2 * cut.residual, 3 * cut.residual
     rotate = 2 * width * T * (q + kv) if model.positions == "rope" else 0
     cast = 3 * T if cut.trainer.fp8 else 0  # per input: read 16 bits, write 8
+    first, last = "attention_residual", "mlp_residual" if model.norm_placement == "post" else LAST
+    if model.branch_norm:  # its backward pass needs the output of each branch
+        first, last, add = "branch_output", "branch_output", add + norm
     made = [
         Product("qkv", True, D, q + 2 * kv, norm + rotate + cast * D, T, cut.whole_heads),
-        Product("attention_residual", False, q, D, add + cast * q, T, cut.whole_heads),
+        Product(first, False, q, D, add + cast * q, T, cut.whole_heads),
     ]
     if cut.encoded:
         made += [
@@ -308,7 +320,6 @@ def products(cut: Cut) -> tuple[Product, ...]:
         return tuple(made)
     F, gates = units / cut.tensor, 2 if model.gated else 1
     activate = width * T * (gates + 1) * F
-    last = "mlp_residual" if model.norm_placement == "post" else LAST
     return (
         *made,
         Product("mlp_hidden", True, D, gates * F, norm + cast * D, T),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 
 from megajax.costs.device import head_matrices, lookups
-from megajax.planning.cut import LAST, Core, Cut, Product, cores, experts, products, rows_of
+from megajax.planning.cut import Core, Cut, Product, cores, experts, products, rows_of
 from megajax.planning.operations import (
     LAUNCH,
     WIDTH,
@@ -151,7 +151,7 @@ def _repeated(cut: Cut) -> Work:
         return Work()
     core = total(_forward_core(cut, c) for c in cores(cut))
     made = products(cut)
-    again = [product for product in made if product.makes not in (*cut.kept, LAST)]
+    again = [product for product in made if cut.repeats(product.makes)]
     if not cut.trainer.scans_layers:
         repeated = total(_forward(cut, product) for product in (again if cut.kept else made))
         return repeated + (core if cut.kernel != "cudnn" or "attention_out" not in cut.kept else Work())
@@ -192,10 +192,11 @@ def _mixture(cut: Cut) -> tuple[Work, Work]:
         flops=(gates + 2 * (gates + 1)) * flops + (2 if cut.remat == "none" else 3) * router,
     )
     launches = Work(memory=KERNELS * LAUNCH * blocks)
-    return (
-        forward + launches + cut.memory(5 * cut.residual + rows + active + sums),
-        backward + launches * 2 + cut.memory(7 * cut.residual + 2 * (rows + active + sums) + matrices),
-    )
+    outputs = launches + cut.memory(5 * cut.residual + rows + active + sums)
+    backward += launches * 2 + cut.memory(7 * cut.residual + 2 * (rows + active + sums) + matrices)
+    if cut.repeats_experts:  # from inputs that are gathered in any case
+        backward += outputs + Work(matmul=first + second, tensor=tensor, expert=expert, flops=(gates + 1) * flops)
+    return forward + outputs, backward
 
 
 @cache

@@ -20,7 +20,7 @@ from megajax.config import Config
 from megajax.costs.device import Device, head_matrices, lookups, lookups_again
 from megajax.costs.hardware import Gpu
 from megajax.planning.collectives import PLACES, Place
-from megajax.planning.cut import LAST, Cut, Trainer, products
+from megajax.planning.cut import Cut, Trainer, products
 from megajax.planning.operations import WIDTH
 from megajax.planning.roofline import StepTime, cuts_of, weights_in_step
 
@@ -127,9 +127,13 @@ def _of_layer(cut: Cut) -> Sizes:
         # Inputs gathered twice and their cotangents once, outputs scattered and gradients too; so are the numbers of
         # the chosen experts, and their shares, of which alone there is a gradient.
         chosen = 4 * cut.tokens * model.experts_per_token
-        both_ways = ((forward, 2 * (cut.stream + chosen)), (backward, 3 * (cut.stream + chosen)))
-        for direction, gathered in both_ways:
-            direction["tensor"] += gathered if cut.sequence_parallel else cut.stream
+        again = cut.stream * cut.repeats_experts  # outputs, scattered once more
+        both_ways = (
+            (forward, 2 * (cut.stream + chosen), cut.stream),
+            (backward, 3 * (cut.stream + chosen) + again, cut.stream + again),
+        )
+        for direction, gathered, summed in both_ways:
+            direction["tensor"] += gathered if cut.sequence_parallel else summed
             direction["expert"] += cut.expert * gathered
         backward["tensor"] += width * model.hidden_size * model.experts * scans
     return {(axis, "layers forward"): size for axis, size in forward.items()} | {
@@ -162,9 +166,8 @@ def _borders(cut: Cut) -> tuple[float, float]:
             forward += gathers * stream
             backward += (gathers + 1) * stream
         else:
-            again = cut.remat != "none" and product.makes not in (*cut.kept, LAST)
             forward += stream
-            backward += (spread + again) * stream
+            backward += (spread + cut.repeats(product.makes)) * stream
     return forward, backward
 
 

@@ -34,6 +34,10 @@ SHARED = replace(MIXTURE, shared_ffn_size=32, shared_gate=True)
 BERT = replace(SHAPE, family="bert", token_types=2, pair_task=True, bias=True)
 NORMED = replace(SHAPE, positions="alibi", embedding_norm=True, bias=True)
 T5 = replace(SHAPE, family="t5", encoder_layers=2, positions="relative")
+GEMMA = replace(
+    SHAPE, num_layers=4, positions="rope", norm="rmsnorm", activation="geglu", branch_norm=True, window=16,
+    layer_pattern=("local", "global"), attention_softcap=50.0, logit_softcap=30.0, embedding_scale=True,
+)  # fmt: skip
 
 
 def configured(model: ModelConfig, remat: str = "selective", micro: int = B, **parallel: int | bool) -> Config:
@@ -204,6 +208,32 @@ def test_what_a_norm_behind_the_embedding_sends_in_a_pipeline():
     assert more == {"tensor": 2 * stream, "pipe": 2 * stream / 2, "fsdp": 2 * table}
 
 
+def test_what_norms_of_the_branches_repeat():
+    """Their backward passes need the outputs of attention and MLP, which full rematerialisation computes, and scatters
+    over `tensor`, once more. Without these norms nobody needs the MLP's."""
+    stream = 4 * B * S * D
+    for remat, again in (("none", 0), ("selective", 0), ("full", 2), (("branch_output",), 0), (("qkv",), 2)):
+        assert sent(planned(GEMMA, remat, tensor=4))["tensor"] == 2 * (4 * (10 + again) + 4) * stream
+    plain = replace(GEMMA, branch_norm=False)
+    assert sent(planned(plain, "full", tensor=4))["tensor"] == 2 * (4 * (10 + 1) + 4) * stream
+    more, less = (planned(model, "full", tensor=4).time.compiled_flops for model in (GEMMA, plain))
+    assert more - less == 2 * 4 * 2 * B * S * D * F / 4
+    kept = [planned(model, "selective", tensor=4).time.compiled_flops for model in (GEMMA, plain)]
+    assert kept[0] == kept[1]
+
+
+def test_what_norms_of_the_branches_repeat_of_a_mixture():
+    """Expert 4 x tensor 2: as above, the outputs of the experts are multiplied and scattered once more."""
+    stream, normed = 4 * B * S * D, replace(MIXTURE, branch_norm=True)
+    kept, again = (planned(normed, remat, expert=4, tensor=2) for remat in ("selective", "full"))
+    more = {axis: bytes - sent(kept)[axis] for axis, bytes in sent(again).items()}
+    assert more == {"expert": 2 * L * 4 * stream, "tensor": 2 * L * 2 * stream}
+    plain = [planned(MIXTURE, remat, expert=4, tensor=2).time.compiled_flops for remat in ("selective", "full")]
+    experts = again.time.compiled_flops - kept.time.compiled_flops - (plain[1] - plain[0])
+    rows = 8 / 4 * again.load.blocks * again.load.block_rows
+    assert experts == 2 * L * rows * 2 * D * F / 2 * 3
+
+
 # Against the program
 
 CASES = [
@@ -213,6 +243,7 @@ CASES = [
     pytest.param(BERT, {"tensor": 2, "fsdp": 2}, id="bert tensor 2 x fsdp 2"),
     pytest.param(T5, {"tensor": 4}, id="t5 tensor 4"),
     pytest.param(T5, {"tensor": 2, "fsdp": 2}, id="t5 tensor 2 x fsdp 2"),
+    pytest.param(GEMMA, {"tensor": 2, "fsdp": 2}, id="gemma tensor 2 x fsdp 2"),
     pytest.param(NORMED, {"pipe": 3, "tensor": 2, "fsdp": 2}, id="bloom pipe 3 x tensor 2 x fsdp 2"),
 ]
 
@@ -226,19 +257,23 @@ def test_parameters_cause_what_is_sent(model: ModelConfig, parallel: dict[str, i
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="compiling for a GPU that is not there needs the CUDA plugin")
 @pytest.mark.parametrize(
-    ("model", "parallel"),
+    ("model", "remat", "parallel"),
     [
-        pytest.param(MIXTURE, {"expert": 2, "tensor": 2, "fsdp": 2}, id="mixture"),
-        pytest.param(BERT, {"tensor": 2, "fsdp": 2}, id="bert"),
-        pytest.param(T5, {"tensor": 2, "fsdp": 2}, id="t5"),
+        pytest.param(MIXTURE, "selective", {"expert": 2, "tensor": 2, "fsdp": 2}, id="mixture"),
+        pytest.param(BERT, "selective", {"tensor": 2, "fsdp": 2}, id="bert"),
+        pytest.param(T5, "selective", {"tensor": 2, "fsdp": 2}, id="t5"),
+        pytest.param(GEMMA, "full", {"tensor": 2, "fsdp": 2}, id="gemma"),
+        pytest.param(
+            replace(MIXTURE, branch_norm=True), "full", {"expert": 2, "tensor": 2, "fsdp": 2}, id="normed mixture"
+        ),
     ],
 )
-def test_the_compiled_step_sends_it(model: ModelConfig, parallel: dict[str, int]):
+def test_the_compiled_step_sends_it(model: ModelConfig, remat: str, parallel: dict[str, int]):
     """In every loop, in bf16, compiled for H100s that are not there. Takes about 10 s each: they have much to compile.
 
     Sums of vectors, which no closed form has, weigh much in models so small: 16 KiB in a loop may be theirs.
     """
-    config = configured(model, **parallel)
+    config = configured(model, remat, **parallel)
     whole = plan(replace(config, train=replace(config.train, precision="bf16")))
     step = compile_step(whole.config, "H100")
     found = collectives(step.step, step.rules.mesh)
@@ -266,7 +301,7 @@ def test_the_layers_of_simulated_devices_send_it():
 
 
 @pytest.mark.parametrize("remat", ["none", "selective", "full"])
-@pytest.mark.parametrize("model", [BERT, T5], ids=["bert", "t5"])
+@pytest.mark.parametrize("model", [BERT, T5, GEMMA], ids=["bert", "t5", "gemma"])
 def test_the_step_executes_these_flops(model: ModelConfig, remat: str):
     whole = planned(model, remat)
     step, _, state, batch = abstract_step(whole.config, jax.devices()[:1], "cpu")
