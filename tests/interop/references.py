@@ -44,6 +44,10 @@ MODELS: dict[str, Callable[[], Any]] = {
     "starcoder2": lambda: t.Starcoder2ForCausalLM(
         t.Starcoder2Config(**DECODER, num_key_value_heads=2, sliding_window=4)
     ),
+    "nemotron": lambda: t.NemotronForCausalLM(t.NemotronConfig(**DECODER, num_key_value_heads=2, head_dim=8)),
+    "nemotron-llama-3.1": lambda: t.NemotronForCausalLM(
+        t.NemotronConfig(**DECODER, num_key_value_heads=4, rope_parameters=LLAMA3 | {"partial_rotary_factor": 1.0})
+    ),
     "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**GROUPED)),
     "qwen2-window": lambda: t.Qwen2ForCausalLM(
         t.Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=4, max_window_layers=0)

@@ -13,8 +13,9 @@ pytestmark = pytest.mark.needs("torch", "transformers")
 
 NAMES = [
     "gpt2", "gpt2-exact-gelu", "gpt2-without-head", "llama", "llama-tied", "llama-biases", "llama-3.1", "mistral",
-    "starcoder2", "qwen2", "qwen2-window", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "bloom",
-    "bert", "bert-without-pairs", "bert-without-heads", "megatron-bert", "roberta", "t5", "t5-1.1",
+    "starcoder2", "nemotron", "nemotron-llama-3.1", "qwen2", "qwen2-window", "qwen3", "mixtral", "qwen2-moe",
+    "qwen3-moe", "gemma2", "gemma3", "bloom", "bert", "bert-without-pairs", "bert-without-heads", "megatron-bert",
+    "roberta", "t5", "t5-1.1",
 ]  # fmt: skip
 
 

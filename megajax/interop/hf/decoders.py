@@ -109,21 +109,18 @@ ROPE_KEYS = {
 """Keys of `rope_scaling` and `rope_parameters`."""
 
 
-def _read_rope(settings: Settings) -> Mapping[str, Any]:
+def _read_rope(settings: Settings, share: float | None) -> Mapping[str, Any]:
     """Read the rotary embedding: `rope_parameters` is the newer form of two keys, of which the older form counts."""
     key = "rope_scaling" if settings.get("rope_scaling") else "rope_parameters"
     rope = Settings(settings.get(key) or {}, ROPE_KEYS, within=f"{key}.")
     if unknown := rope.values.keys() - ROPE_KEYS.keys():
         settings.refuse(key, f"no {sorted(unknown)[0]} there")
-    for where in (settings, rope):
-        where.only("partial_rotary_factor", None, 1.0)
-    base = rope.get("rope_theta") or settings["rope_theta"]
+    read = _read_share(settings, rope, share) | {"rope_base": rope.get("rope_theta") or settings["rope_theta"]}
     match rope.get("rope_type") or rope.get("type") or "default":
         case "default":
-            return {"rope_base": base}
+            return read
         case "llama3":
-            return {
-                "rope_base": base,
+            return read | {
                 "rope_scaling_factor": rope["factor"],
                 "rope_low_frequency": rope["low_freq_factor"],
                 "rope_high_frequency": rope["high_freq_factor"],
@@ -134,6 +131,21 @@ def _read_rope(settings: Settings) -> Mapping[str, Any]:
         case _:
             settings.refuse(key, "rope_type default and llama3")
             raise AssertionError
+
+
+def _read_share(settings: Settings, rope: Settings, share: float | None) -> dict[str, Any]:
+    """Read the share of each head that is rotated; `share` is the default, None where it is always the whole head."""
+    key = "partial_rotary_factor"
+    if share is None:
+        for where in (settings, rope):
+            where.only(key, None, 1.0)
+        return {}
+    said = next((where for where in (rope, settings) if where.get(key) is not None), settings)
+    share = share if said.get(key) is None else said[key]
+    head = settings.get("head_dim") or settings["hidden_size"] // (settings["num_attention_heads"] or 1)
+    if not 0 < share <= 1 or int(head * share) % 2:
+        said.refuse(key, f"shares that are an even number of the {head} dims of a head")
+    return {"rope_fraction": share}
 
 
 def write_rope(model: ModelConfig) -> Mapping[str, Any]:
@@ -148,18 +160,28 @@ def write_rope(model: ModelConfig) -> Mapping[str, Any]:
     return {"rope_theta": model.rope_base, "rope_scaling": None if model.rope_scaling_factor is None else scaling}
 
 
-ROPE = Row(
-    {
+def rope_row(share: float | None = None) -> Row:
+    """Make the row of the rotary embedding.
+
+    Args:
+        share: share of each head that is rotated where the file names none; None for a family that rotates whole heads.
+    """
+
+    def write(model: ModelConfig) -> Mapping[str, Any]:
+        partial = {} if share is None else {"partial_rotary_factor": model.rope_fraction}
+        return {**write_rope(model), **partial}
+
+    keys = {
         "rope_theta": 10_000.0,
         "rope_scaling": Nullable(dict),
         "rope_parameters": Nullable(dict),
         "partial_rotary_factor": Nullable(float),
         "original_max_position_embeddings": Nullable(int),
-    },
-    _read_rope,
-    write_rope,
-    forms=("rope_parameters",),
-)
+    }
+    return Row(keys, lambda settings: _read_rope(settings, share), write, forms=("rope_parameters",))
+
+
+ROPE = rope_row()
 DIMENSIONS: Rows = (
     field("num_hidden_layers", "num_layers", 32),
     field("hidden_size", "hidden_size", 4096),
@@ -231,6 +253,12 @@ MISTRAL = llama_like(
     "mistral", "MistralForCausalLM", (*MISTRAL_ROWS, field("sliding_window", "window", Nullable(int, 4096)))
 )
 
+_LAYERNORMS: Table = {
+    **WITHOUT_MLP,
+    **norm("blocks.attention_norm", f"{LLAMA_LAYER}.input_layernorm"),
+    **norm("blocks.mlp_norm", f"{LLAMA_LAYER}.post_attention_layernorm"),
+    **norm("final_norm", "model.norm"),
+}
 STARCODER2 = llama_like(
     "starcoder2",
     "Starcoder2ForCausalLM",
@@ -257,12 +285,36 @@ STARCODER2 = llama_like(
         field("sliding_window", "window", Nullable(int)),
     ),
     {
-        **WITHOUT_MLP,
-        **norm("blocks.attention_norm", f"{LLAMA_LAYER}.input_layernorm"),
-        **norm("blocks.mlp_norm", f"{LLAMA_LAYER}.post_attention_layernorm"),
-        **norm("final_norm", "model.norm"),
+        **_LAYERNORMS,
         **dense("blocks.mlp.fc1", f"{LLAMA_MLP}.c_fc", "F D -> D 1 F", "F -> 1 F"),
         **dense("blocks.mlp.fc2", f"{LLAMA_MLP}.c_proj", "D F -> F D", "D -> D"),
+    },
+)
+
+NEMOTRON = llama_like(
+    "nemotron",
+    "NemotronForCausalLM",
+    (
+        _BIASES,
+        always(positions="rope", norm_plus_one=True),
+        choice("hidden_act", "activation", "relu2", ACTIVATIONS),
+        *with_defaults(
+            DIMENSIONS,
+            hidden_size=6144,
+            num_attention_heads=48,
+            intermediate_size=24576,
+            max_position_embeddings=4096,
+            vocab_size=256_000,
+            initializer_range=0.0134,
+        ),
+        field("head_dim", "head_dim", Nullable(int)),
+        field("norm_eps", "norm_eps", 1e-5),
+        rope_row(share=0.5),
+    ),
+    {
+        **_LAYERNORMS,
+        **dense("blocks.mlp.fc1", f"{LLAMA_MLP}.up_proj", "F D -> D 1 F", "F -> 1 F"),
+        **dense("blocks.mlp.fc2", f"{LLAMA_MLP}.down_proj", "D F -> F D", "D -> D"),
     },
 )
 
@@ -323,4 +375,4 @@ QWEN3 = llama_like(
     ),
 )
 
-DECODERS = (GPT2, LLAMA, MISTRAL, STARCODER2, QWEN2, QWEN3, BLOOM)
+DECODERS = (GPT2, LLAMA, MISTRAL, STARCODER2, QWEN2, QWEN3, BLOOM, NEMOTRON)

@@ -33,6 +33,9 @@ MODELS = {
     "llama": ModelConfig(**GROUPED, rope_base=5e5, rope_scaling_factor=8.0, rope_original_positions=16),
     "mistral": ModelConfig(**GROUPED, window=4),
     "starcoder2": ModelConfig(**DECODER, num_kv_heads=2, positions="rope", window=4),
+    "nemotron": ModelConfig(
+        **GROUPED | {"norm": "layernorm", "activation": "squared_relu"}, norm_plus_one=True, rope_fraction=0.5
+    ),
     "qwen2": ModelConfig(**GROUPED, qkv_bias=True),
     "qwen3": ModelConfig(**GROUPED, qk_norm=True, head_dim=8),
     "mixtral": ModelConfig(**MIXTURE),

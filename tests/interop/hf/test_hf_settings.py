@@ -47,6 +47,20 @@ def test_old_and_new_words_for_the_rotary_embedding() -> None:
     assert read("llama", settings).rope_base == 10_000
 
 
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({"partial_rotary_factor": None}, 0.5),
+        ({"partial_rotary_factor": 1.0}, 1.0),
+        ({"partial_rotary_factor": 1.0, "rope_parameters": {"partial_rotary_factor": 0.5}}, 0.5),
+        ({"partial_rotary_factor": 1.0, "rope_parameters": {"rope_theta": 500.0}}, 1.0),
+    ],
+)
+def test_the_share_of_a_head_that_is_rotated(changes: dict[str, Any], share: float) -> None:
+    """Half of it unless a file says otherwise, in the newer form before the older one."""
+    assert read("nemotron", FAMILIES["nemotron"].write(MODELS["nemotron"]) | changes).rope_fraction == share
+
+
 @pytest.mark.parametrize(("given", "kv_heads"), [(4, 4), (None, 4), (2, 2), (1, 1)])
 def test_key_value_heads(given: int | None, kv_heads: int) -> None:
     """Not said, or said to be null, they are as many as the query heads."""
@@ -110,6 +124,10 @@ def test_the_shortest_pattern_is_read(types: list[str] | None, pattern: tuple[st
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling is .* default and llama3"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ("llama", {"rms_norm_eps": None}, "config.json: rms_norm_eps is null, not a number"),
+        ("nemotron", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75, .* an even number of the 4 dims"),
+        ("nemotron", {"partial_rotary_factor": 1e308}, "partial_rotary_factor is 1e[+]308"),
+        ("nemotron", {"rope_parameters": {"partial_rotary_factor": 0.0}}, "_parameters.partial_rotary_factor is 0"),
+        ("nemotron", {"mlp_bias": True}, "mlp_bias is True"),
         ("qwen2", WINDOW | {"max_window_layers": 1}, "max_window_layers is 1"),
         ("qwen2_moe", WINDOW | {"max_window_layers": 1}, "max_window_layers is 1"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "layer_types is .* it has .*full_attention"),
@@ -161,7 +179,7 @@ def test_a_model_that_no_family_has() -> None:
 CHANGES: dict[str, list[Any]] = {
     "num_kv_heads": [1], "head_dim": [12], "ffn_hidden_size": [40], "max_positions": [64], "vocab_size": [70],
     "positions": ["learned", "rope", "alibi", "relative", "none"], "position_offset": [0, 3], "rope_base": [500.0],
-    "rope_fraction": [0.5], "rope_scaling_factor": [None, 2.0], "rope_low_frequency": [2.0],
+    "rope_fraction": [0.5, 1.0], "rope_scaling_factor": [None, 2.0], "rope_low_frequency": [2.0],
     "rope_high_frequency": [8.0], "rope_original_positions": [64], "relative_buckets": [16],
     "relative_max_distance": [64], "window": [None, 3], "attention_scale": [None, 0.5],
     "norm": ["layernorm", "rmsnorm"], "norm_placement": ["pre", "post"], "embedding_norm": [False, True],
