@@ -1,7 +1,7 @@
-"""BERT samples: a pair of text parts to be put in order, with masked tokens to be restored.
+"""BERT samples: pairs of text parts, with masked tokens to predict and the order of the parts to find.
 
-Every sample equals Megatron-LM's BERTMaskedWordPieceDataset. Devlin et al., "BERT" (2019); the pair task is that of Lan
-et al., "ALBERT" (2020). Without it a sample is one part, as in Liu et al., "RoBERTa" (2019).
+Every sample equals that of Megatron-LM's BERTMaskedWordPieceDataset (Devlin et al., "BERT", 2019). The pair task is
+that of Lan et al., "ALBERT" (2020). Without it a sample is one part, as in Liu et al., "RoBERTa" (2019).
 Shapes: B batch, S sequence, V vocabulary.
 """
 
@@ -19,13 +19,13 @@ from megajax.data.tokenizers import Tokenizer
 
 
 class BertDataset:
-    """Masked text.
+    """Give samples of masked text.
 
     Args:
-        selection: the documents, one sequence per sentence.
+        selection: documents of the file, one sequence per sentence.
         config: sequence length, masking and short samples.
-        tokenizer: gives the special ids.
-        pair_task: two parts, whose order is to be found out.
+        tokenizer: tokenizer with the special ids.
+        pair_task: whether samples have two parts, whose order is to be found.
 
     Raises:
         InputError: the tokenizer has no id for a mask, or no document has enough sentences.
@@ -48,9 +48,9 @@ class BertDataset:
         """Return the rows of these samples [B]; a number past the end gives a row of padding.
 
         Returns:
-            tokens, labels, positions, token_types int32 [B, S]; loss_mask float32 [B, S], 1 where a token is to be
-            restored; segment_ids int32 [B, S], 0 for text and 1 for padding; sample_ids uint32 [B]; with the pair task
-            pair_labels int32 [B], 1 where the parts have changed places and -1 in a row of padding.
+            tokens, labels, positions, token_types int32 [B, S]; loss_mask float32 [B, S], 1 where a token is predicted;
+            segment_ids int32 [B, S], 0 for text and 1 for padding; sample_ids uint32 [B]; with the pair task
+            pair_labels int32 [B], 1 where the parts are swapped and -1 in a row of padding.
         """
         B, S = len(sample_ids), self._config.seq_length
         batch = {
@@ -96,7 +96,9 @@ class BertDataset:
         row["loss_mask"][0, places] = 1.0
 
     def _parts(self, sentences: list[np.ndarray], rng: np.random.RandomState) -> tuple[list[np.ndarray], bool]:
-        """Cut the sentences in two, whose places change half of the time; without the pair task nothing is cut off."""
+        """Cut the sentences into two parts, swapped half of the time, and tell whether they are; without the pair task,
+        keep one.
+        """
         pivot, swapped = len(sentences), False
         if self._pair_task:
             pivot = rng.randint(1, len(sentences)) if len(sentences) > 2 else 1
@@ -106,14 +108,14 @@ class BertDataset:
         return parts[::-1] if swapped else parts, swapped
 
     def _replacement(self, token: int, rng: np.random.RandomState) -> int:
-        """Return what stands for a token to be restored: the mask (80 %), any id (10 %) or itself (10 %)."""
+        """Return the input id of a token to be predicted: mask (80 %), any id (10 %) or the token itself (10 %)."""
         if rng.random_sample() < 0.8:
             return self._mask
         return rng.randint(0, self._vocab_size) if rng.random_sample() >= 0.5 else token
 
 
 def required_id(tokenizer: Tokenizer, role: str) -> int:
-    """Return the id of a role ("mask", "cls", ...) that masked text cannot do without."""
+    """Return the id of a role ("mask", "cls", ...) that masked text needs."""
     found = getattr(tokenizer, f"{role}_id")
     if found is None:
         raise InputError(
@@ -124,7 +126,7 @@ def required_id(tokenizer: Tokenizer, role: str) -> int:
 
 
 def _shortened(parts: list[np.ndarray], target: int, rng: np.random.RandomState) -> list[np.ndarray]:
-    """Drop tokens until both parts together have `target`: from either end, at random, of the longer part."""
+    """Drop tokens until both parts together have `target`, each from a random end of the part that is longer then."""
     ends = [[0, len(part)] for part in parts]
     sizes = [len(part) for part in parts]
     for _ in range(sum(sizes) - target):

@@ -1,4 +1,4 @@
-"""Several sources mixed into one stream of samples, in given proportions.
+"""Blends: several sources mixed into one stream of samples, in given proportions.
 
 The order equals Megatron-LM's BlendedDataset: sample i comes from the source that is furthest behind its share.
 """
@@ -22,7 +22,7 @@ _BLOCK = 1 << 20
 
 
 class Source(NamedTuple):
-    """One entry of a data path."""
+    """Name one entry of a data path."""
 
     prefix: str
     weight: float | None
@@ -56,7 +56,7 @@ def parse_data_path(words: Sequence[str]) -> list[Source]:
 
 
 def source_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int], list[int]]:
-    """Return how many samples each source gives, and how many to build of it: 0.5 % more, as in Megatron.
+    """Return the number of samples that each source gives, and the number to build, which is 0.5 % more as in Megatron.
 
     The surplus covers the greedy order, which may run slightly ahead of a source's share.
     """
@@ -71,12 +71,12 @@ def _shares(weights: Sequence[float]) -> np.ndarray:
 def blend_order(weights: Sequence[float], length: int) -> tuple[np.ndarray, np.ndarray]:
     """Choose a source for each of `length` samples.
 
-    Draw i goes to the source with the largest `share * max(i, 1) - samples given so far`, the first one on a tie.
-    With weights equal to the sizes of the sources and a length of their sum, every source is used up exactly: a source
-    that has given all its samples is behind no more, while another one is. Takes 1 to 2 microseconds per draw.
+    Draw i goes to the source with the largest `share * max(i, 1) - samples given so far`, and on a tie to the first
+    one. If the weights are the sizes of the sources and the length is their sum, every source is used up exactly: a
+    source that has given all its samples is no longer behind, while another one is. A draw takes 1 to 2 microseconds.
 
     Returns:
-        Source of each draw, int16 [length], and the number of the sample within that source, int64 [length].
+        The source of each draw, int16 [length], and the number of the sample within that source, int64 [length].
     """
     shares = _shares(weights)
     counts = np.where(shares > 0, 0.0, np.inf)  # a source that has nothing left is never drawn
@@ -92,15 +92,15 @@ def blend_order(weights: Sequence[float], length: int) -> tuple[np.ndarray, np.n
 
 
 class BlendedDataset:
-    """A mix of datasets that looks like one.
+    """Mix several datasets into one.
 
     Args:
-        datasets: the sources.
-        weights: their relative shares of the samples.
-        length: samples of the mix.
-        cache_dir: where the order is kept.
-        start: number of the first sample of the mix; those before it are another mix's.
-        first: where each source is read from; unset = from its beginning.
+        datasets: datasets of the sources.
+        weights: relative shares of the samples.
+        length: number of samples in the mix.
+        cache_dir: folder in which the order is kept.
+        start: number of the first sample of the mix; earlier ones belong to another mix.
+        first: first sample that is read of each source; unset = its beginning.
 
     Raises:
         InputError: a source is asked for more samples than it has.
@@ -137,17 +137,17 @@ class BlendedDataset:
         return self._start + self._length
 
     def consumed(self, samples: int) -> list[int]:
-        """Return how many samples of each source were read after so many samples of the run, `start` at least."""
+        """Return the number of samples read from each source after `samples` (at least `start`) samples of the run."""
         draws = min(samples, len(self)) - self._start
         counts = self._first.copy()
         if len(self.datasets) == 1:
             return (counts + draws).tolist()
-        for block in range(0, draws, _BLOCK):  # counting turns what it counts into words
+        for block in range(0, draws, _BLOCK):  # counting needs a copy of 64-bit numbers
             counts += np.bincount(self.dataset_index[block : min(block + _BLOCK, draws)], minlength=len(counts))
         return counts.tolist()
 
     def batch(self, sample_ids: np.ndarray) -> Batch:
-        """Return the rows of some samples, gathered source by source."""
+        """Return the rows of these samples, gathered source by source."""
         inside = sample_ids < len(self)
         draws = np.where(inside, sample_ids - self._start, 0)
         sources, numbers = np.zeros_like(draws), draws

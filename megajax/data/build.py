@@ -1,4 +1,4 @@
-"""The training, validation and test dataset that a configuration asks for."""
+"""Construction of the training, validation and test datasets of a configuration."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def build_datasets(
     """Build the dataset of every split.
 
     Args:
-        recipe: how samples are made, and the sources: either `path` cut by `split` or one path per split.
-        sizes: samples wanted of "train", "valid" and "test"; None = one epoch, 0 or left out = none.
-        seed: of the sample order, the same for every source.
-        before: the mix of sources that a resumed run was trained on.
-        consumed: samples it was trained on.
-        share: number of this process and of all, which share looking through the files for ids outside.
+        recipe: kind of samples and their sources: either `path` cut by `split` or one path per split.
+        sizes: number of samples of "train", "valid" and "test"; None = one epoch, 0 or left out = none.
+        seed: seed of the sample order, the same for every source.
+        before: mix of sources on which a resumed run was trained.
+        consumed: number of samples on which it was trained.
+        share: number of this process and count of all, which divide the search for ids outside the vocabulary.
 
     Returns:
         A dataset per split, a `TrainingData` where its size is a number; None where no samples are wanted or the split
@@ -43,7 +43,8 @@ def build_datasets(
         if not path or bounds is None or num_samples == 0:
             continue
         sources = parse_data_path(path)
-        # Megatron ignores the weight of a single prefix on a path per split, but blends it on a common path
+        # For a single prefix with a weight, Megatron ignores the weight on a path per split, but blends on a common
+        # path.
         if len(sources) == 1 and not config.path:
             sources = [Source(sources[0].prefix, None)]
         parts = [part for part in (maker.part(source, bounds, name) for source in sources) if part.indices.size]
@@ -57,7 +58,7 @@ def build_datasets(
 
 
 def _paths(config: DataConfig) -> dict[str, tuple[Sequence[str], tuple[float, float] | None]]:
-    """Return the data path of every split, and between which fractions of its documents it lies."""
+    """Return the data path of every split, and the fractions of its documents between which the split lies."""
     own = {"train": config.train_path, "valid": config.valid_path, "test": config.test_path}
     if not (config.path or config.train_path or config.mock):
         raise InputError("set either data.path, or data.train_path with data.valid_path and data.test_path")
@@ -68,7 +69,7 @@ def _paths(config: DataConfig) -> dict[str, tuple[Sequence[str], tuple[float, fl
 
 
 def _one_epoch(maker: Maker, parts: Sequence[Part]) -> Dataset | None:
-    """Read every source once; of weighted ones as much as keeps the proportions until the first of them ends."""
+    """Read every source once; read weighted ones in their proportions until the first of them ends."""
     built = [(part, dataset) for part in parts if (dataset := maker.one_epoch(part)) is not None]
     if not built:
         return None
@@ -86,15 +87,15 @@ def _one_epoch(maker: Maker, parts: Sequence[Part]) -> Dataset | None:
 def _many_epochs(
     maker: Maker, parts: Sequence[Part], num_samples: int, before: Mix | None, consumed: int, alone: bool
 ) -> TrainingData:
-    """Give as many samples as wanted: sources with a share over as many epochs as that takes, others one epoch.
+    """Give `num_samples` samples: sources with a share repeat over as many epochs as needed, others have one epoch.
 
     Args:
-        maker: of datasets.
-        parts: the sources.
-        num_samples: of the run, from its beginning.
-        before: what was read of the sources.
+        maker: maker of the datasets.
+        parts: parts of the sources that belong to the split.
+        num_samples: samples of the run, from its beginning.
+        before: mix that was read before.
         consumed: samples of the run so far.
-        alone: there is one source, which needs neither a share nor a surplus.
+        alone: whether there is one source, which needs neither a share nor a surplus.
     """
     mix = go_on(before, consumed, _readings(parts, alone))
     length = max(1, num_samples - mix.start)
@@ -119,7 +120,7 @@ def _many_epochs(
 
 
 def _readings(parts: Sequence[Part], alone: bool) -> list[Reading]:
-    """Name the sources by their contents; one that is given twice is two."""
+    """Identify the sources by their contents; a source that is given twice counts as two."""
     readings: list[Reading] = []
     for part in parts:
         names = [reading.identity for reading in readings]
@@ -131,7 +132,7 @@ def _readings(parts: Sequence[Part], alone: bool) -> list[Reading]:
 
 
 def _chain(maker: Maker, part: Part, source: Reading, more: int | None) -> tuple[Chain, tuple[int | None, ...]]:
-    """Keep the orders of a source as they were, and add another one where they do not reach `more` samples further."""
+    """Keep the existing orders of a source, and add another one if they do not reach `more` samples further."""
     orders = source.orders or (more,)
     datasets = [maker.dataset(part, size, k) for k, size in enumerate(orders)]
     missing = source.first + (more or 0) - sum(map(len, datasets))

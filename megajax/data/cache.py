@@ -1,6 +1,6 @@
-"""Arrays on disk: mapped, and kept by the hash of everything they are computed from where that is slow.
+"""Arrays on disk: mapped files, and a cache of slowly computed arrays under the hash of all their inputs.
 
-A key names the contents, so a cached array can be stale for no one: other data, seed or length is another key. Files
+A key names the contents, so a cached array is never stale: other data, another seed or length gives another key. Files
 appear by rename only, so any number of processes may build the same key at once; all of them write the same bytes.
 """
 
@@ -31,15 +31,15 @@ _FAILED = ctypes.c_void_p(-1).value
 def map_file(path: Path) -> np.ndarray:
     """Map the bytes of a file, uint8, read-only and through the page cache.
 
-    No descriptor stays open, as Python's own mmap (and with it `numpy.memmap`) keeps one per file before version 3.13:
-    a mix of some hundred sources, with two token files and three cached arrays each, would run out of them.
+    No file descriptor stays open. Python's own mmap (and with it `numpy.memmap`) keeps one per file before version
+    3.13, and a mix of some hundred sources, with two token files and three cached arrays each, would run out of them.
 
     Raises:
-        OSError: it cannot be opened or mapped.
+        OSError: the file cannot be opened or mapped.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if not size:  # cannot be mapped
+        if not size:  # an empty file cannot be mapped
             return np.empty(0, np.uint8)
         address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
     if address == _FAILED:
@@ -53,8 +53,8 @@ def map_array(path: Path) -> np.ndarray:
     """Map the array in a .npy file that `numpy.save` wrote.
 
     Raises:
-        OSError: it cannot be opened.
-        ValueError: it is damaged.
+        OSError: the file cannot be opened.
+        ValueError: the file is damaged.
     """
     with path.open("rb") as file:
         if np.lib.format.read_magic(file) != (1, 0):
@@ -64,7 +64,7 @@ def map_array(path: Path) -> np.ndarray:
 
 
 def fingerprint(*inputs: object) -> str:
-    """Hash arrays by their type and bytes and everything else by its repr."""
+    """Return a hash of arrays by type and bytes, and of other values by their repr."""
     digest = hashlib.blake2b(digest_size=16)
     for item in inputs:
         if isinstance(item, np.ndarray):
@@ -78,9 +78,9 @@ def fingerprint(*inputs: object) -> str:
 def load_or_build(
     folder: Path | None, key: str, names: Sequence[str], build: Callable[[], Sequence[np.ndarray]]
 ) -> list[np.ndarray]:
-    """Map the arrays `folder/KEY-NAME.npy`, after building and writing them if one is missing or damaged.
+    """Map the arrays `folder/KEY-NAME.npy`; build and write them first if one is missing or damaged.
 
-    Where the folder cannot be written, or is None, the arrays are returned as built, with a warning in the first case.
+    If the folder is None or cannot be written, the arrays are returned as built, in the second case with a warning.
     """
     if folder is None:
         return list(build())

@@ -1,10 +1,10 @@
-"""The account of what a run has read of every source, and how it goes on when the mix of sources changes.
+"""Account of the samples that a run has read from every source, by which it goes on when the mix of sources changes.
 
-The order of the samples of a source does not depend on the mix it is part of, and a run reads it from its first sample
-on: one number per source says what was read. With other sources or weights a run begins a new mix at the sample where
-it stands, and takes up every source where it was left, so that no sample is passed over and none comes twice. Batch
-size, data parallelism and hosts only cut this one stream, and change nothing in it. Where more samples are wanted than
-the order of a source has, another order of the same documents is read after it.
+The order of a source's samples does not depend on the mix, and a run reads it from the first sample on, so one number
+per source tells what was read. With other sources or weights a run begins a new mix at its present sample and goes on
+in every source where it stopped, so that no sample is skipped or repeated. Batch size, data parallelism and hosts only
+cut this one stream, and change nothing in it. If a run needs more samples than the order of a source has, another order
+of the same documents is read after it.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from megajax.data.vocabulary import VocabularyScan
 
 @dataclass(frozen=True)
 class Reading:
-    """One source and how far it is read."""
+    """Record one source and the number of its samples that have been read."""
 
     prefix: str
     identity: str
-    """Hash of its documents: another file is another source, the same file under another name is not."""
+    """Hash of its documents: another file is another source, but the same file under another name is not."""
     weight: float | None
-    """Share in the mix, relative to the other sources; None = all of them are used whole."""
+    """Share in the mix, relative to the other sources; None = all sources are used whole."""
     orders: tuple[int | None, ...] = ()
-    """Samples asked of each of its orders; None = one epoch."""
+    """Number of samples asked of each of its orders; None = one epoch."""
     first: int = 0
-    """Samples of it that were read before the mix began."""
+    """Number of its samples that were read before the mix began."""
     consumed: int = 0
-    """Samples of it that were read so far."""
+    """Number of its samples that have been read so far."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """The sources that a run reads from sample `start` on."""
+    """Name the sources that a run reads from sample `start` on."""
 
     start: int
     sources: tuple[Reading, ...]
     left_out: tuple[Reading, ...] = ()
-    """Sources of earlier mixes; they go on from where they were left if they come back."""
+    """Sources of earlier mixes, which go on where they stopped if they come back."""
 
     def to_record(self) -> dict[str, Any]:
         """Return the mix as JSON, for a checkpoint."""
@@ -66,15 +66,15 @@ def go_on(before: Mix | None, samples: int, wanted: Sequence[Reading]) -> Mix:
     """Decide where every source goes on.
 
     Args:
-        before: the mix of the checkpoint; None for a new run.
-        samples: consumed by the run so far.
-        wanted: the sources of the configuration, nothing read of them yet.
+        before: mix of the checkpoint; None for a new run.
+        samples: samples consumed by the run so far.
+        wanted: sources of the configuration, as if none of them had been read.
 
     Returns:
-        The mix of the checkpoint if it is the one wanted, else a new one that begins here.
+        The mix of the checkpoint if it is the wanted one, else a new mix that begins here.
 
     Raises:
-        InputError: a source that was read holds other documents by now.
+        InputError: a source that was read now holds other documents.
     """
     if before is None:
         return Mix(samples, tuple(wanted))
@@ -103,19 +103,19 @@ def same_sources(before: Sequence[Reading], wanted: Sequence[Reading]) -> bool:
 
 
 def shares(sources: Sequence[Reading]) -> list[float]:
-    """Return what part of the samples each source gives; not a number where sources are used whole."""
+    """Return each source's share of the samples, which is not a number where sources are used whole."""
     total = sum(source.weight or 0.0 for source in sources)
     return [math.nan if source.weight is None else source.weight / total for source in sources]
 
 
 class TrainingData:
-    """The training samples of a run, and the account of what was read of each source.
+    """Give the training samples of a run, and keep account of the samples read from each source.
 
     Args:
-        mix: what is read; its orders reach to the end of the run.
-        blend: its samples.
-        per_epoch: samples in one pass over each source.
-        scan: goes on with every batch.
+        mix: mix of sources, whose orders reach to the end of the run.
+        blend: dataset of the mix.
+        per_epoch: number of samples in one pass over each source.
+        scan: search for ids outside the vocabulary, which goes on with every batch.
     """
 
     def __init__(self, mix: Mix, blend: BlendedDataset, per_epoch: Sequence[float], scan: VocabularyScan):
@@ -125,18 +125,18 @@ class TrainingData:
         return len(self.blend)
 
     def batch(self, sample_ids: np.ndarray) -> Batch:
-        """Return the rows of some samples."""
+        """Return the rows of these samples."""
         self._scan.go_on()
         return self.blend.batch(sample_ids)
 
     def at(self, samples: int) -> Mix:
-        """Return the mix with what was read of every source after so many samples of the run."""
+        """Return the mix with the samples read from every source after `samples` samples of the run."""
         counts = self.blend.consumed(samples)
         sources = [replace(source, consumed=n) for source, n in zip(self.mix.sources, counts, strict=True)]
         return replace(self.mix, sources=tuple(sources))
 
     def table(self, samples: int) -> list[str]:
-        """Say, line by line, what was read of every source after so many samples and what will be by the end."""
+        """Return lines that tell how much of every source was read after `samples` samples, and will be by the end."""
         now, end = self.at(samples), self.at(len(self))
         title = "share      read  epochs  by the end  epochs"
         if samples and self.mix.start == samples:

@@ -1,4 +1,4 @@
-"""Datasets as the loader knows them, one behind another, and rows from several of them in one batch.
+"""Interface of datasets, chains of them, and batches with rows from several of them.
 
 A dataset is a pure function from sample numbers to the rows of a batch. Shapes: B batch, S sequence.
 """
@@ -11,11 +11,11 @@ from typing import Protocol
 import numpy as np
 
 Batch = dict[str, np.ndarray]
-"""Arrays with one row per sample; which ones depends on the model family (see `models.model.Model.arrays`)."""
+"""Arrays with one row per sample; the model family decides which ones (see `models.model.Model.arrays`)."""
 
 
 class Dataset(Protocol):
-    """Samples in a fixed order."""
+    """Give samples in a fixed order."""
 
     def __len__(self) -> int: ...
 
@@ -25,14 +25,14 @@ class Dataset(Protocol):
 
 
 class Order(Dataset, Protocol):
-    """Samples of one source."""
+    """Hold the samples of one source in one order."""
 
     epochs: int
-    """Passes over its documents that they take."""
+    """Number of passes over the source's documents that the samples take."""
 
 
 class Chain:
-    """Orders of one source that are read one after the other."""
+    """Read several orders of one source one after another."""
 
     def __init__(self, datasets: Sequence[Order]):
         self.datasets = datasets
@@ -40,26 +40,26 @@ class Chain:
 
     @property
     def per_epoch(self) -> float:
-        """Return the samples in one pass over the documents."""
+        """Return the number of samples in one pass over the documents."""
         return len(self.datasets[0]) / self.datasets[0].epochs
 
     def __len__(self) -> int:
         return int(self._edges[-1])
 
     def batch(self, sample_ids: np.ndarray) -> Batch:
-        """Return the rows of some samples."""
+        """Return the rows of these samples."""
         which = np.searchsorted(self._edges[1:-1], sample_ids, side="right")
         return gather_rows(self.datasets, which, sample_ids - self._edges[which], sample_ids)
 
 
 def gather_rows(datasets: Sequence[Dataset], which: np.ndarray, numbers: np.ndarray, sample_ids: np.ndarray) -> Batch:
-    """Make one batch of rows from several datasets.
+    """Return one batch of rows from several datasets.
 
     Args:
-        datasets: to read from.
-        which: the dataset of each row [B].
-        numbers: the number of its sample there [B].
-        sample_ids: the number of its sample in the run [B].
+        datasets: datasets from which rows are read.
+        which: index of each row's dataset [B].
+        numbers: number of each row's sample in its dataset [B].
+        sample_ids: number of each row's sample in the run [B].
     """
     batch: Batch = {}
     for k in np.unique(which).tolist():

@@ -1,9 +1,9 @@
 """Fill-in-the-middle: documents rearranged so that a left-to-right model learns to fill a gap.
 
 A document is cut at two places into prefix, middle and suffix, and given as prefix, suffix, middle (PSM) or as suffix,
-prefix, middle (SPM), with special tokens between. Bavarian et al. (2022), section 3; the details are Megatron-LM's
-GPTFIMDataset, but for the random numbers: they follow from seed and sample number, not from the order of reading.
-Shapes: B batch, S sequence.
+prefix, middle (SPM), with special tokens between (Bavarian et al., 2022, section 3). The details are those of
+Megatron-LM's GPTFIMDataset, except for the random numbers: they follow from seed and sample number, not from the order
+of reading. Shapes: B batch, S sequence.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _SPELLINGS = ("<fim_{}>", "<|fim_{}|>")
 
 
 class FillInTheMiddle:
-    """Rearranges the documents of samples.
+    """Rearrange the documents of samples.
 
     Args:
-        config: how often, how often suffix first, and names of the tokens.
-        tokenizer: cuts are made between characters, not between tokens.
-        seed: what follows from it besides the sample number.
+        config: rates of rearranging and of SPM, and names of the special tokens.
+        tokenizer: tokenizer of the text, which is cut between characters and not between tokens.
+        seed: seed from which, together with the sample number, the random numbers follow.
 
     Raises:
-        InputError: the tokenizer has no special tokens for it.
+        InputError: the tokenizer has no special tokens for fill-in-the-middle.
     """
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer, seed: int):
@@ -38,7 +38,7 @@ class FillInTheMiddle:
         self._ids = _special_ids(tokenizer, config.fim_tokens)
 
     def __call__(self, rows: np.ndarray, sample_ids: np.ndarray) -> np.ndarray:
-        """Rearrange rows [B, S+1] in place; return how many tokens of each are left or fit in, [B]."""
+        """Rearrange rows [B, S+1] in place, and return how many tokens of each row are real, [B]."""
         lengths = np.empty(len(rows), np.int64)
         for i, (row, sample) in enumerate(zip(rows, sample_ids.tolist(), strict=True)):
             tokens = self.rearranged(row, sample)[: len(row)]
@@ -48,13 +48,13 @@ class FillInTheMiddle:
         return lengths
 
     def rearranged(self, tokens: np.ndarray, sample: int) -> np.ndarray:
-        """Return the tokens of a sample with some of its documents rearranged, of any length."""
+        """Return the tokens of a sample, of any number, with some of its documents rearranged."""
         rng = np.random.RandomState((self._seed, sample))
         documents = np.split(tokens, np.flatnonzero(tokens == self._tokenizer.eod_id) + 1)
         return np.concatenate([self._document(document, rng) for document in documents])
 
     def _document(self, document: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
-        end = np.count_nonzero(document == self._tokenizer.eod_id)  # where it was cut: 0 or 1
+        end = np.count_nonzero(document == self._tokenizer.eod_id)  # 0 if the sample ends within the document, else 1
         begun = tuple(document[: len(self._prefix)].tolist()) == self._prefix
         head = document[: len(self._prefix)] if begun else document[:0]
         body = document[len(head) : len(document) - end]
@@ -64,7 +64,7 @@ class FillInTheMiddle:
         a, b = sorted(rng.randint(0, len(text) + 1, 2))
         suffix_first = rng.binomial(1, self._spm_rate)
         if "\ufffd" in text:
-            return document  # the sample begins or ends within a character
+            return document  # the sample begins or ends within a character: leave it
         prefix, middle, suffix = self._tokenizer.encode_batch([text[:a], text[a:b], text[b:]])
         P, M, S = self._ids
         parts = [P, S, *suffix, M, *prefix, *middle] if suffix_first else [P, *prefix, S, *suffix, M, *middle]
@@ -72,7 +72,7 @@ class FillInTheMiddle:
 
 
 def _special_ids(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
-    """Find the ids of prefix, middle and suffix, by the names that the user gave or the usual ones."""
+    """Return the ids of prefix, middle and suffix, by the user's names or the usual ones."""
     if names and len(names) != len(_ROLES):
         raise InputError(f"data.fim_tokens has {len(names)} names: expected those of prefix, middle and suffix")
     tried = [tuple(names)] if names else [tuple(spelling.format(role) for role in _ROLES) for spelling in _SPELLINGS]

@@ -1,8 +1,8 @@
 """GPT samples: documents shuffled, joined end to end, cut every S tokens, and the cuts shuffled again.
 
-Every array equals Megatron-LM's GPTDataset (document, sample and shuffle index, masks of a batch), where a loop over
-documents finds the cuts; here they are in closed form: row k of the sample index is token k*S of the joined documents.
-Shapes: B batch, S sequence, n samples, E epochs.
+Every array equals that of Megatron-LM's GPTDataset (document, sample and shuffle index, masks of a batch). Megatron
+finds the cuts by a loop over documents; here they have a closed form: row k of the sample index is token k*S of the
+joined documents. Shapes: B batch, S sequence, n samples, E epochs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _BLOCK = 1 << 16
 
 
 class SampleOrder(NamedTuple):
-    """The three arrays that turn a sample number into tokens."""
+    """Hold the three arrays that map a sample number to tokens."""
 
     document_index: np.ndarray
-    """Sequence numbers in the order they are joined, int32 [E * sequences]."""
+    """Sequence numbers in the order in which sequences are joined, int32 [E * sequences]."""
     sample_index: np.ndarray
-    """(position in document_index, token offset in it) where each sample starts and the last one ends, [n+1, 2]."""
+    """Start of each sample, and end of the last one: (position in document_index, token offset in it), [n+1, 2]."""
     shuffle_index: np.ndarray
     """Row of sample_index for each sample number, [n]."""
 
@@ -46,11 +46,11 @@ def build_sample_order(
     """Compute the order of samples.
 
     Args:
-        lengths: tokens of every sequence in the file.
-        indices: the sequences that may be used, int32.
-        num_samples: at least this many samples; None = as many as one epoch has.
-        seq_length: S.
-        seed: of the one random stream behind both shuffles.
+        lengths: number of tokens of every sequence in the file.
+        indices: numbers of the sequences that may be used, int32.
+        num_samples: smallest number of samples; None = as many as one epoch has.
+        seq_length: length S of a sample in tokens.
+        seed: seed of the one random stream for both shuffles.
     """
     tokens = int(lengths[indices].sum(dtype=np.int64))
     epochs = count_epochs(tokens, num_samples, seq_length)
@@ -58,7 +58,7 @@ def build_sample_order(
     before_last = _samples_before_separate_epoch(tokens, epochs, num_samples, seq_length)
 
     rng = np.random.RandomState(seed)
-    documents = np.empty((epochs, len(indices)), np.int64)  # NumPy shuffles words faster than anything smaller
+    documents = np.empty((epochs, len(indices)), np.int64)  # NumPy shuffles 64-bit numbers faster than smaller ones
     documents[:] = indices
     documents = _shuffle_blocks(rng, documents.ravel(), None if before_last is None else (epochs - 1) * len(indices))
     documents = documents.astype(np.int32)
@@ -68,10 +68,10 @@ def build_sample_order(
 
 
 def _samples_before_separate_epoch(tokens: int, epochs: int, num_samples: int | None, seq_length: int) -> int | None:
-    """Return how many samples precede the last epoch if that one is shuffled apart, None if it is not.
+    """Return the number of samples before the last epoch if that epoch is shuffled separately, else None.
 
-    Megatron keeps the last epoch apart when less than 80 % of it is used, so that its documents do not crowd out the
-    ones of complete epochs.
+    Megatron shuffles the last epoch separately when less than 80 % of it is used, so that its documents do not crowd
+    out those of complete epochs.
     """
     if num_samples is None or epochs == 1:
         return None
@@ -81,7 +81,7 @@ def _samples_before_separate_epoch(tokens: int, epochs: int, num_samples: int | 
 
 
 def _shuffle_blocks(rng: np.random.RandomState, values: np.ndarray, cut: int | None) -> np.ndarray:
-    """Shuffle in place, and what follows the cut, if there is one, apart."""
+    """Shuffle values in place; if there is a cut, shuffle the values after it separately."""
     for block in np.split(values, [] if cut is None else [cut]):
         rng.shuffle(block)
     return values
@@ -90,13 +90,13 @@ def _shuffle_blocks(rng: np.random.RandomState, values: np.ndarray, cut: int | N
 def sample_starts(lengths: np.ndarray, documents: np.ndarray, samples: int, seq_length: int) -> np.ndarray:
     """Return the sample index [samples+1, 2] over sequences in their final order.
 
-    Row k is where token k*S of the joined sequences lies; sequences without tokens are stepped over, except that row 0
+    Row k is the place of token k*S of the joined sequences. Sequences without tokens are passed over, except that row 0
     is (0, 0) as in Megatron.
     """
     longest = max(len(documents), int(lengths.max()))
     starts = np.empty((samples + 1, 2), np.int32 if longest <= np.iinfo(np.int32).max else np.int64)
     row = before = 0
-    for block in range(0, len(documents), _BLOCK):  # as much at a time as stays in the processor's cache
+    for block in range(0, len(documents), _BLOCK):  # a block stays in the processor's cache
         sizes = lengths[documents[block : block + _BLOCK]]
         ends = np.cumsum(sizes, dtype=np.int64) + before
         before = int(ends[-1])
@@ -110,16 +110,16 @@ def sample_starts(lengths: np.ndarray, documents: np.ndarray, samples: int, seq_
 
 
 class GPTDataset:
-    """Samples of S+1 tokens over some sequences of one token file.
+    """Give samples of S+1 tokens from some sequences of one token file.
 
     Args:
-        selection: the sequences of the file, each a document.
-        config: S, and what happens at the end of a document.
-        tokenizer: its end-of-document id is looked for, ids outside its vocabulary are refused when read, and
-            fill-in-the-middle goes by its characters.
+        selection: sequences of the file, each of which is a document.
+        config: S, and the treatment of the end of a document.
+        tokenizer: tokenizer with the end-of-document id; ids outside its vocabulary are refused when read, and
+            fill-in-the-middle cuts between its characters.
 
     Raises:
-        InputError: not a single sample can be made; on reading, a token id outside the vocabulary.
+        InputError: not a single sample can be made; on reading, a token id is outside the vocabulary.
     """
 
     def __init__(self, selection: Selection[Tokens], config: DataConfig, tokenizer: Tokenizer):
@@ -148,7 +148,7 @@ class GPTDataset:
         return len(self.order.shuffle_index)
 
     def batch(self, sample_ids: np.ndarray) -> Batch:
-        """Return the rows of some samples."""
+        """Return the rows of these samples."""
         real = sample_ids < len(self)
         numbers = np.where(real, sample_ids, 0)
         tokens = self.tokens(numbers)
@@ -159,9 +159,10 @@ class GPTDataset:
         return token_batch(tokens, lengths, sample_ids, self._config, self._tokenizer.eod_id)
 
     def tokens(self, sample_ids: np.ndarray) -> np.ndarray:
-        """Return the tokens of some samples, int32 [B, S+1]; neighbours in the joined documents share one token.
+        """Return the tokens of these samples, int32 [B, S+1]; neighbours in the joined documents share one token.
 
-        A sample is the end of a document, whole documents and the beginning of one, or a part of one.
+        A sample consists of the end of a document, whole documents and the beginning of one, or of a part of one
+        document.
         """
         rows = self.order.shuffle_index[sample_ids].astype(np.int64)
         (first, start), (last, end) = (self.order.sample_index[row].astype(np.int64).T for row in (rows, rows + 1))
@@ -190,20 +191,20 @@ def make_batch(samples: Sequence[np.ndarray], sample_ids: np.ndarray, config: Da
 def token_batch(raw: np.ndarray, lengths: np.ndarray, sample_ids: np.ndarray, config: DataConfig, eod: int) -> Batch:
     """Derive labels, loss mask, positions and segments of all samples at once (Megatron-LM GPTDataset masks).
 
-    What is padding follows from its place, never from its id: end-of-document targets keep their loss also where the
-    tokenizer pads with that id.
+    Padding is known by its place, never by its id: end-of-document targets keep their loss even if the tokenizer pads
+    with that id.
 
     Args:
-        raw: tokens int32 [B, S+1].
-        lengths: how many of each row are real [B]; the rest of it is padding.
-        sample_ids: their global sample numbers [B]; dropout keys follow from them.
-        config: S and what happens at the end of a document.
-        eod: end-of-document id.
+        raw: tokens and padding, int32 [B, S+1].
+        lengths: number of real tokens in each row [B], which padding follows.
+        sample_ids: global sample number of each row [B], from which dropout keys follow.
+        config: S, and the treatment of the end of a document.
+        eod: id of the end of a document.
 
     Returns:
         tokens, labels, positions int32 [B, S], loss_mask float32 [B, S], sample_ids uint32 [B]; with `reset_attention`
         also segment_ids int32 [B, S]: tokens attend to tokens of the same segment only. Tokens and labels are views of
-        `raw`, positions may be one of a single row: most of the time of a batch would go into copying them.
+        `raw`, and positions may be a view of a single row, because copies would take most of the time of a batch.
     """
     tokens, labels = raw[:, :-1], raw[:, 1:]
     steps = np.arange(config.seq_length, dtype=np.int32)
@@ -225,7 +226,7 @@ def token_batch(raw: np.ndarray, lengths: np.ndarray, sample_ids: np.ndarray, co
         "labels": labels,
         "loss_mask": loss_mask.astype(np.float32),
         "positions": positions,
-        # keys only need to differ within a few steps: wrapping after 4e9 samples is harmless
+        # Keys only need to differ within a few steps, so wrapping after 4e9 samples is harmless.
         "sample_ids": sample_ids.astype(np.uint32),
     }
     return batch if segments is None else {**batch, "segment_ids": segments}

@@ -1,4 +1,4 @@
-"""Megatron's token files: `PREFIX.bin` holds the tokens, `PREFIX.idx` says where each sequence lies.
+"""Megatron's token files: `PREFIX.bin` holds the tokens, `PREFIX.idx` the place of each sequence in it.
 
 Layout of the .idx, little-endian and unpadded (Megatron-LM IndexedDataset, version 1): a 34-byte header (magic,
 version, dtype code, number of sequences, length of the document index), then for every sequence its length in tokens
@@ -30,7 +30,7 @@ _DTYPES = {code: np.dtype(name) for code, name in {1: "u1", 2: "i1", 3: "<i2", 4
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _BUFFER = 1 << 14
 _LONGEST = 2**31 - 1
-"""Tokens of a sequence: lengths are int32."""
+"""Largest number of tokens in a sequence, as lengths are int32."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -39,20 +39,20 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def byte_pointers(lengths: np.ndarray, itemsize: int) -> np.ndarray:
-    """Return where each sequence starts in the .bin, in bytes, int64: lengths are int32 and their sum is not."""
+    """Return the byte where each sequence starts in the .bin, int64 because sums of int32 lengths exceed int32."""
     ends = np.cumsum(lengths, dtype=np.int64) * itemsize
     return np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1]])
 
 
 class IndexedDataset:
-    """The sequences of one `.bin/.idx` pair, read through the page cache.
+    """Read the sequences of one `.bin/.idx` pair through the page cache.
 
     Attributes:
-        lengths: tokens per sequence, int32.
+        lengths: number of tokens of each sequence, int32.
         pointers: byte offset of each sequence in the .bin, int64.
         document_index: 0, then the sequence count after each document, int64.
-        dtype: token type on disk; the file's header decides, never the vocabulary.
-        total: tokens of the file.
+        dtype: token type on disk, which the file's header decides and never the vocabulary.
+        total: number of tokens in the file.
 
     Raises:
         InputError: a file is missing or breaks the format.
@@ -87,30 +87,30 @@ class IndexedDataset:
         return self.get(i)
 
     def get(self, i: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        """Return up to `length` tokens of sequence `i` from token `offset` on, as a read-only view of the file."""
+        """Return up to `length` tokens of sequence `i`, from token `offset` on, as a read-only view of the file."""
         start = int(self.pointers[i]) // self.dtype.itemsize
         end = start + int(self.lengths[i])
         start += offset
         return self._tokens[start : end if length is None else min(end, start + length)]
 
     def span(self, start: int, stop: int) -> np.ndarray:
-        """Return the tokens of the whole file from one to another, as a read-only view of the file."""
+        """Return the tokens `start` to `stop` of the whole file as a read-only view."""
         return self._tokens[start:stop]
 
     def gather(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Return a copy of the tokens from each start to its stop, numbered through the whole file, end to end."""
+        """Return a copy of the tokens from each start to its stop, joined; numbers count through the whole file."""
         return np.concatenate([self._tokens[i:j] for i, j in zip(starts.tolist(), stops.tolist(), strict=True)])
 
 
 def named_pairs(folder: Path) -> str:
-    """Name the token files in a folder by their prefixes, for messages."""
+    """Return the prefixes of the token files in a folder, for messages."""
     names = sorted(str(path.with_suffix("")) for path in folder.glob("*.idx"))
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return f"such as {shown}" if names else "of which it holds none"
 
 
 class Index(NamedTuple):
-    """The contents of a .idx file; the arrays are those of `IndexedDataset`."""
+    """Hold the contents of a .idx file, with the arrays of `IndexedDataset`."""
 
     dtype: np.dtype
     lengths: np.ndarray
@@ -119,7 +119,7 @@ class Index(NamedTuple):
 
 
 def map_index(path: Path) -> Index:
-    """Check the header of a .idx file against the size of the file and map its arrays; nothing is allocated."""
+    """Check the header of a .idx file against its size and map its arrays, without allocating memory."""
     size = path.stat().st_size
     if size < _HEADER.size:
         raise InputError(f"{path}: {size} bytes are less than the {_HEADER.size} of a header; write the pair again")
@@ -139,7 +139,7 @@ def map_index(path: Path) -> Index:
         )
     raw = map_file(path)
     dtype = _DTYPES[code]
-    # views of the mapping; the 34-byte header leaves them unaligned, which numpy copes with
+    # Views of the mapping: the 34-byte header leaves them unaligned, which numpy handles.
     lengths = np.frombuffer(raw, "<i4", sequences, _HEADER.size)
     pointers = np.frombuffer(raw, "<i8", sequences, _HEADER.size + 4 * sequences)
     document_index = np.frombuffer(raw, "<i8", documents, _HEADER.size + 12 * sequences)
@@ -163,27 +163,27 @@ def _check_arrays(path: Path, index: Index) -> None:
 def new_pair(prefix: str | Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """Open a `.bin` and a `.idx` for writing.
 
-    Both get their names when the block ends without an error. The .idx gets its name last and any older one is removed
-    first, so no half-written pair ever opens; leaving the block with an error leaves nothing behind.
+    Both get their names when the block ends without an error. An older .idx is removed first and the new one gets its
+    name last, so a half-written pair can never be opened. An error in the block leaves nothing behind.
     """
     bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
     bin_path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(bin_path, idx_path, note_path(bin_path))
     with atomic_write(idx_path) as index, atomic_write(bin_path) as tokens:
         yield tokens, index
-        index.flush()  # what has no room on the disk shows before the older pair is given up
+        index.flush()  # a full disk shows before the older pair is removed
         tokens.flush()
         for older in (note_path(bin_path), idx_path):
             older.unlink(missing_ok=True)
 
 
 def write_index(file: BinaryIO, parts: Callable[[], Iterable[Index]]) -> None:
-    """Write a .idx whose documents are those of some parts, one after the other.
+    """Write a .idx whose documents are those of some parts, one after another.
 
     Args:
-        file: to write to.
-        parts: gives them, of one token type; called for every section of the file, so that no more than one part is in
-            memory at a time.
+        file: file to write to.
+        parts: function that iterates over the parts, all of one token type; it is called for every section of the file,
+            so that only one part is in memory at a time.
     """
     sequences = documents = 0
     for part in parts():
@@ -207,7 +207,7 @@ def write_index(file: BinaryIO, parts: Callable[[], Iterable[Index]]) -> None:
 
 
 class IndexedWriter:
-    """Writes a `.bin/.idx` pair, byte for byte as Megatron does, and the range of its ids beside it.
+    """Write a `.bin/.idx` pair, byte for byte as Megatron does, and the range of its ids beside it.
 
     Use it as a context manager (see `new_pair`).
     """
@@ -225,12 +225,13 @@ class IndexedWriter:
         """Append one document.
 
         Args:
-            tokens: its token ids.
-            lengths: tokens per sequence (sentence) of it; unset = one sequence, or none when there are no tokens.
+            tokens: token ids of the document.
+            lengths: number of tokens of each of its sequences (sentences); unset = one sequence, or none if there are
+                no tokens.
 
         Raises:
-            InputError: the lengths do not add up, a sequence is longer than the format can say, or (perhaps not before
-                the block ends) an id does not fit the type.
+            InputError: the lengths do not add up, a sequence is too long for the format, or (perhaps only at the end of
+                the block) an id does not fit the type.
         """
         count = len(tokens)
         if (longest := count if lengths is None else max(lengths, default=0)) > _LONGEST:
@@ -253,7 +254,7 @@ class IndexedWriter:
         if isinstance(tokens, np.ndarray):
             self._buffer[start:end] = tokens
         else:
-            struct.pack_into(f"={count}q", self._buffer.data, 8 * start, *tokens)  # faster than NumPy reads a list
+            struct.pack_into(f"={count}q", self._buffer.data, 8 * start, *tokens)  # faster than a list in NumPy
 
     def _empty_buffer(self) -> None:
         self._write(self._buffer[: self._filled])
@@ -289,7 +290,7 @@ class IndexedWriter:
 
 
 class Tokens(Protocol):
-    """Sequences that samples can be cut from: an `IndexedDataset`, or made-up ones."""
+    """Give sequences from which samples can be cut: those of an `IndexedDataset`, or made-up ones."""
 
     bin_path: Path
     dtype: np.dtype
@@ -297,7 +298,7 @@ class Tokens(Protocol):
     pointers: np.ndarray
 
     def gather(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Return the tokens from each start to its stop, numbered through the whole file, end to end."""
+        """Return the tokens from each start to its stop, joined; tokens are numbered through the whole file."""
         ...
 
 
@@ -305,29 +306,28 @@ T = TypeVar("T", bound=Tokens)
 
 
 class Selection(NamedTuple, Generic[T]):
-    """Some documents of a token file and what is wanted of them."""
+    """Select documents of a token file and the samples wanted of them."""
 
     indexed: T
-    """The token file. A sequence in it is a document; or the sequences of a document are its sentences, or the turns
-    of a conversation."""
+    """Token file, in which a sequence is a document, a sentence of one, or a turn of a conversation."""
     indices: np.ndarray
-    """The sequences, or documents, that may be used, int32."""
+    """Numbers of the sequences, or documents, that may be used, int32."""
     num_samples: int | None
-    """Samples wanted at least, over as many epochs as that takes; None = one epoch."""
+    """Smallest number of samples, over as many epochs as needed; None = one epoch."""
     seed: int
-    """The order follows from it and, with the number of a sample, what is random in that."""
+    """Seed of the sample order and, together with a sample's number, of the random numbers in that sample."""
     name: str
-    """The split, for messages."""
+    """Name of the split, for messages."""
     cache_dir: Path | None
     """Folder in which the order is kept; None = nowhere."""
 
     @property
     def bounds(self: Selection[Any]) -> np.ndarray:
-        """Return first sequence and sequence after the last one of every document, int64 [documents, 2]."""
+        """Return the first sequence of every document and the sequence after its last one, int64 [documents, 2]."""
         starts = self.indexed.document_index
         return np.stack([starts[self.indices], starts[self.indices + 1]], axis=1)
 
     @property
     def where(self) -> str:
-        """Name file and split, for messages."""
+        """Return the names of file and split, for messages."""
         return f"{self.indexed.bin_path}: the {self.name} split"

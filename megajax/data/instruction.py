@@ -1,7 +1,7 @@
 """Instruction samples: several conversations in one row, with a loss on the assistant's answers only.
 
-Conversations are put, in random order, into the fullest row that has room for them. They do not see each other: each is
-a segment of its own with positions from 0. Shapes: B batch, S sequence, n conversations, r rows.
+Conversations are put, in random order, into the fullest row that has room. They do not attend to each other: each is a
+segment of its own with positions from 0. Shapes: B batch, S sequence, n conversations, r rows.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 
 class InstructionDataset:
-    """Packed conversations of a token file made by `corpus.conversations`.
+    """Pack conversations of a token file made by `corpus.conversations`.
 
     A conversation longer than a row loses its end; one that would lose all its answers is left out. A warning counts
     both.
 
     Args:
-        selection: the conversations, given text and answers as sequences in turn.
-        config: the sequence length.
-        tokenizer: ids outside its vocabulary are refused when read.
+        selection: conversations, with context and answers as alternating sequences.
+        config: sequence length.
+        tokenizer: tokenizer of the file; ids outside its vocabulary are refused when read.
 
     Raises:
         InputError: the file holds no conversations, or no answer fits into a row.
@@ -90,7 +90,7 @@ class InstructionDataset:
         return batch
 
     def _read(self, conversation: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens [<= S+1] of a conversation and whether each belongs to an answer."""
+        """Return the tokens [<= S+1] of a conversation, and whether each of them belongs to an answer."""
         turns = [self._indexed[i] for i in range(*self._bounds[conversation].tolist())]
         tokens = np.concatenate(turns)[: self._seq_length + 1]
         check_vocabulary(tokens, self._vocab_size, self._indexed.bin_path)
@@ -110,16 +110,16 @@ def _say_what_is_cut(where: str, tokens: np.ndarray, usable: np.ndarray, seq_len
 
 
 def pack(sizes: np.ndarray, capacity: int, num_samples: int | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shuffle and pack conversations, epoch after epoch, into `num_samples` rows or more (None: one epoch).
+    """Shuffle and pack conversations, epoch after epoch, into at least `num_samples` rows (None: one epoch).
 
     Args:
-        sizes: places that each one takes [n], 1 to `capacity`.
-        capacity: places in a row.
-        num_samples: rows wanted.
-        seed: of the shuffles of conversations and of rows.
+        sizes: number of places that each conversation takes [n], 1 to `capacity`.
+        capacity: number of places in a row.
+        num_samples: smallest number of rows.
+        seed: seed of the shuffles of conversations and of rows.
 
     Returns:
-        Conversations in the order of the rows, and where in it each row begins and the last one ends [r+1].
+        The conversations in the order of the rows, and the start of each row in it and the end of the last [r+1].
     """
     rng = np.random.RandomState(seed)
     orders: list[np.ndarray] = []
@@ -136,9 +136,9 @@ def pack(sizes: np.ndarray, capacity: int, num_samples: int | None, seed: int) -
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
-    """Return the rows of items: of those with room for it the fullest, and of these the one last used; or a new one."""
+    """Return the row of each item: the fullest row with room, among equals the one last used, or else a new one."""
     by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
-    rooms = 0  # bit r is set where a row has room r, so the least room that is enough is found by bit arithmetic
+    rooms = 0  # bit r is set if a row has room r: bit arithmetic finds the least room that is enough
     rows, made = [], 0
     for size in sizes.tolist():
         if enough := rooms >> size:

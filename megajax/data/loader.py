@@ -1,7 +1,7 @@
-"""Batches in training order, read ahead in threads; the whole state is how many samples were consumed.
+"""Loader of batches in training order, read ahead in threads; its whole state is the number of consumed samples.
 
-Global batch i of a run is a slice of consecutive sample numbers, whatever the layout: each process reads the rows it
-needs of it, and a run resumes under any number of processes or batch size from the sample count alone.
+Global batch i of a run is a slice of consecutive sample numbers, whatever the layout. Each process reads the rows of it
+that it needs, and a run resumes from the sample count alone, under any number of processes and batch size.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from megajax.data.dataset import Batch, Dataset
 
 
 class Loader:
-    """A sequence of (samples consumed before, batch): so many full global batches from `consumed_samples` on.
+    """Give a sequence of (samples consumed before, batch): `batches` full global batches from `consumed_samples` on.
 
     Args:
-        dataset: where samples come from.
-        prefetch: batches to read ahead; 0 = read when asked for.
-        batch_size_at: global batch size after so many consumed samples (it may ramp up).
-        batches: how many.
-        consumed_samples: where to start.
-        rows: positions within a global batch of a given size that this process needs.
+        dataset: dataset of the samples.
+        prefetch: number of batches to read ahead; 0 = read when asked for.
+        batch_size_at: function from consumed samples to the next global batch size, which may ramp up.
+        batches: number of batches.
+        consumed_samples: number of the first sample.
+        rows: function from a global batch size to the positions in the batch that this process needs.
 
     Raises:
-        InputError: the dataset ends before that.
+        InputError: the dataset ends before the last batch.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Loader:
         return len(self._edges) - 1
 
     def __getitem__(self, i: int) -> tuple[int, Batch]:
-        """Read batch `i` from the start of this loader."""
+        """Read batch `i`, counted from the start of this loader."""
         consumed, end = self._edges[i : i + 2]
         sample_ids = consumed + self._rows(end - consumed)
         return consumed, self.dataset.batch(sample_ids)
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
-        """Iterate with read-ahead; an error while reading surfaces at the batch that it concerns."""
+        """Iterate with read-ahead; an error while reading is raised at its own batch."""
         if self._prefetch == 0:
             return (self[i] for i in range(len(self)))
         ahead = grain.ReadOptions(num_threads=self._prefetch, prefetch_buffer_size=self._prefetch)

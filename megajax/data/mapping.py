@@ -1,8 +1,8 @@
-"""The sentences that make a sample of masked text: Megatron-LM's mapping for BERT and T5, row by row the same.
+"""Mapping from samples of masked text to sentences, row by row the same as Megatron-LM's for BERT and T5.
 
-Sentences of a document are gathered until they hold the target length, usually the longest there can be, now and then a
-random shorter one. The rows are shuffled with the 64-bit Mersenne twister of the C++ library (std::mt19937_64), which
-NumPy lacks. Shapes: n samples, s sentences.
+Sentences of a document are gathered until they reach the target length, which is usually the longest possible one, and
+sometimes a random shorter one. The rows are shuffled with the 64-bit Mersenne twister of the C++ library
+(std::mt19937_64), which NumPy lacks. Shapes: n samples, s sentences.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _TEMPER = tuple(map(np.uint64, (0x5555555555555555, 0x71D67FFFEDA60000, 0xFFF7EE
 
 
 class SentenceMap:
-    """The samples of some documents of a sentence file.
+    """Give the sentences of samples from some documents of a sentence file.
 
     Args:
-        selection: the documents, one sequence per sentence.
-        longest: tokens a sample may have.
+        selection: documents of the file, one sequence per sentence.
+        longest: largest number of tokens in a sample.
         short_prob: share of the samples with a shorter target, rounded to one in a whole number.
-        min_sentences: a sample has; documents with fewer are left out.
-        vocab_size: ids at or above it are refused when read.
+        min_sentences: smallest number of sentences in a sample; documents with fewer are left out.
+        vocab_size: size of the vocabulary; ids outside it are refused when read.
 
     Attributes:
-        rows: first sentence, sentence after the last one, target length of every sample, uint32 [n, 3].
-        epochs: passes over the documents.
-        fingerprint: hash of all that the rows follow from.
+        rows: first sentence, sentence after the last one and target length of every sample, uint32 [n, 3].
+        epochs: number of passes over the documents.
+        fingerprint: hash of all inputs of the rows.
 
     Raises:
-        InputError: no document has enough sentences; on reading, a token id outside the vocabulary.
+        InputError: no document has enough sentences; on reading, a token id is outside the vocabulary.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class SentenceMap:
 
 
 def _usable_documents(bounds: np.ndarray, lengths: np.ndarray, min_sentences: int) -> np.ndarray:
-    """Tell whether a document has enough sentences and, unless it is a single one, no overlong sentence."""
+    """Tell whether each document has enough sentences and, unless it has only one, no overlong sentence."""
     overlong = np.concatenate([[0], np.cumsum(lengths > _LONGEST_SENTENCE)])
     count = bounds[:, 1] - bounds[:, 0]
     short = overlong[bounds[:, 1]] == overlong[bounds[:, 0]]
@@ -105,7 +105,7 @@ def _say_what_is_left_out(where: str, bounds: np.ndarray, usable: np.ndarray, mi
 
 
 def _say_what_is_cut(where: str, rows: np.ndarray, lengths: np.ndarray) -> None:
-    """Say how much text lies beyond the target lengths of its samples, which end with whole sentences."""
+    """Log how much text exceeds the target lengths of its samples, which end with whole sentences."""
     ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     first, stop, target = rows.T.astype(np.int64)
     tokens = ends[stop] - ends[first]
@@ -129,20 +129,20 @@ def build_mapping(
     """Compute the rows of a `SentenceMap`.
 
     Args:
-        bounds: first sentence and sentence after the last one of the documents to use, int64 [documents, 2].
-        lengths: tokens of every sentence in the file.
-        num_samples: stop after the first epoch with at least that many.
-        longest: most tokens of a sample.
-        short_prob: share of shorter targets.
-        seed: of targets and, plus one, of the shuffle.
-        min_sentences: a sample has.
+        bounds: first sentence, and sentence after the last one, of the documents to use, int64 [documents, 2].
+        lengths: number of tokens of every sentence in the file.
+        num_samples: number of samples after which the current epoch is the last.
+        longest: largest number of tokens in a sample.
+        short_prob: share of samples with a shorter target.
+        seed: seed of the targets; seed + 1 is that of the shuffle.
+        min_sentences: smallest number of sentences in a sample.
 
     Returns:
-        uint32 [n, 3]; uint64 in a file of 2^32 sentences or more.
+        The rows, uint32 [n, 3], or uint64 in a file of 2^32 sentences or more.
     """
     sentences = _ranges(bounds)
     counts = bounds[:, 1] - bounds[:, 0]
-    # from here on sentences are numbered without those of other documents
+    # From here on, sentences of unused documents are not counted.
     ends = np.repeat(np.cumsum(counts), counts)
     tokens = np.concatenate([[0], np.cumsum(lengths[sentences], dtype=np.int64)])
     walk = _Walk(tokens, ends, min_sentences, longest)
@@ -158,18 +158,20 @@ def build_mapping(
 
 
 def _ranges(bounds: np.ndarray) -> np.ndarray:
-    """Join the ranges [first, last) of all rows, int64."""
+    """Return the numbers of all ranges [first, last) joined, int64."""
     counts = bounds[:, 1] - bounds[:, 0]
     before = np.cumsum(counts) - counts
     return np.arange(counts.sum()) + np.repeat(bounds[:, 0] - before, counts)
 
 
 def _targets(longest: int, short_prob: float, seed: int) -> Iterator[int]:
-    """Draw target lengths: one in round(1 / short_prob) is random, from 2 on."""
+    """Iterate over random target lengths: one in round(1 / short_prob) is drawn, from 2 on, and the others are the
+    longest.
+    """
     one_in = round(1 / short_prob) if short_prob else 0
     stream = np.random.RandomState(seed)
     while True:
-        # full 32-bit words of the same generator as std::mt19937
+        # The generator gives full 32-bit words, as std::mt19937 does.
         draws = np.frombuffer(stream.bytes(4 << 16), "<u4").astype(np.int64)
         targets = np.full_like(draws, longest)
         if one_in:
@@ -179,10 +181,11 @@ def _targets(longest: int, short_prob: float, seed: int) -> Iterator[int]:
 
 
 class _Walk:
-    """Cuts the sentences of all documents into samples, from the first to the last.
+    """Cut the sentences of all documents into samples, from the first to the last.
 
-    A sample ends where its target is reached, unless that would leave a single sentence of the document, else with the
-    document. Where it ends with the usual target is worked out for all sentences at once; the walk only looks it up.
+    A sample ends where its target is reached, unless that would leave a single sentence of the document; otherwise it
+    ends with the document. The ends for the usual target are computed for all sentences at once, and the walk only
+    looks them up.
     """
 
     def __init__(self, tokens: np.ndarray, ends: np.ndarray, min_sentences: int, longest: int):
@@ -194,7 +197,7 @@ class _Walk:
         self._longest, self._min_sentences = longest, min_sentences
 
     def epoch(self, targets: Iterator[int], cuts: array[int], chosen: array[int]) -> None:
-        """Append where samples stop, and their targets; one is drawn for every sample and one more per document."""
+        """Append the ends of samples and their targets; one target is drawn per sample, and one more per document."""
         place, end = 0, len(self._ends)
         while place < end:
             target = next(targets)
@@ -219,10 +222,11 @@ def mt19937_64(seed: int, count: int) -> np.ndarray:
 
 
 def _blocks(seed: int) -> Iterator[np.ndarray]:
-    """Iterate over the numbers, so many at a time that the twister's own time is what counts.
+    """Iterate over the numbers in blocks so large that only the twister's own time counts.
 
-    Nishimura, "Tables of 64-bit Mersenne Twisters" (2000). The twist of word i reads words i + 1 and i + 156 (mod 312),
-    of which the first half of the words finds the old values and the second half the new ones: two vector operations.
+    The generator is that of Nishimura, "Tables of 64-bit Mersenne Twisters" (2000). The twist of word i reads words i +
+    1 and i + 156 (mod 312); for the first half of the words these are old values and for the second half new ones, so
+    two vector operations do.
     """
     state = _seeded(seed)
     while True:
@@ -255,12 +259,13 @@ def _tempered(x: np.ndarray) -> np.ndarray:
 
 
 def shuffled(count: int, seed: int) -> np.ndarray:
-    """Return 0 to count - 1, int64, after Fisher and Yates's shuffle from the end; takes little more than that.
+    """Return 0 to count - 1, int64, in the order of a Fisher-Yates shuffle from the end, in little more memory than
+    that.
 
     Number i changes places with number (draw mod i + 1).
     """
     order = np.arange(count)
-    places = order.data  # Python reads and writes it faster than an array
+    places = order.data  # Python accesses it faster than an array
     lasts = range(count - 1, 0, -1)
     for start, draws in zip(range(0, len(lasts), _DRAWS), _blocks(seed), strict=False):
         block = lasts[start : start + _DRAWS]

@@ -1,4 +1,4 @@
-"""The tokens of a sample that are to be predicted: runs of whole words, drawn as Megatron-LM draws them.
+"""Choice of the tokens of a sample that are predicted: runs of whole words, drawn as in Megatron-LM.
 
 Devlin et al., "BERT" (2019), with the whole words and n-grams of later releases; Joshi et al., "SpanBERT" (2020),
 section 3.1, for lengths from a geometric distribution. Shapes: t tokens, w words.
@@ -28,10 +28,10 @@ def whole_words(tokens: np.ndarray, continuations: np.ndarray, special: tuple[in
     """Return the places of each word's tokens.
 
     Args:
-        tokens: ids [t].
-        continuations: whether an id goes on with the word before it, bool [V].
-        special: ids that belong to no word. A continuation after one goes on with the word before it, as in Megatron;
-            it begins a word where there is none.
+        tokens: ids of the sample [t].
+        continuations: whether each id continues the word before it, bool [V].
+        special: ids that belong to no word. A continuation after a special id continues the word before that id, as in
+            Megatron, or begins a word if there is none.
     """
     words: list[list[int]] = []
     belongs = ~np.isin(tokens, special)
@@ -44,7 +44,7 @@ def whole_words(tokens: np.ndarray, continuations: np.ndarray, special: tuple[in
 
 
 def masking_budget(mask_prob: float, tokens: int, target: int) -> float:
-    """Return how many tokens of a sample may be predicted; `target` is the length it was meant to have."""
+    """Return how many tokens of a sample may be predicted; `target` is the target length of the sample."""
     return min(mask_prob * target, max(1, round(mask_prob * tokens)))
 
 
@@ -60,16 +60,16 @@ def draw_spans(
 
     Args:
         words: places of each word's tokens [w].
-        budget: most tokens of all runs together; a run that exceeds it is shortened by words.
-        draw_length: words of a run.
-        rng: stream of this sample.
+        budget: largest number of tokens in all runs together; a run that exceeds it is shortened by words.
+        draw_length: function that draws the number of words in a run.
+        rng: random generator of this sample.
     """
     order = np.arange(len(words))
     rng.shuffle(order)
     taken: set[int] = set()
     for first in order.tolist():
         if len(taken) + 1 > budget:
-            return  # Megatron goes on drawing where the budget is no whole number, and can accept nothing more
+            return  # if the budget is not whole, Megatron goes on drawing, but can accept nothing
         for n in range(draw_length(rng), 0, -1):
             run = [place for word in words[first : first + n] for place in word]
             if len(taken) + len(run) <= budget:

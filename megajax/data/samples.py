@@ -1,7 +1,7 @@
-"""The kinds of samples that a model can be trained on, one entry each: the registry that data and corpus go by.
+"""Registry of the kinds of samples on which a model can be trained, one entry each.
 
 To add one, write its dataset, enter it in `KINDS`, and name it at `DataConfig.kind` and in `config.checks`. The arrays
-of its batches are those that the model family wants (`models.model.Model.arrays`).
+of its batches are those that the model family expects (`models.model.Model.arrays`).
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from megajax.data.tokenizers import Tokenizer
 
 
 class Recipe(NamedTuple):
-    """The settings by which samples are made of documents."""
+    """Hold the settings by which samples are made of documents."""
 
     config: DataConfig
     tokenizer: Tokenizer
-    """It gives the special ids; ids outside its vocabulary are refused."""
+    """Tokenizer with the special ids; ids outside its vocabulary are refused."""
     kind: str = "gpt"
     """Name of an entry of `KINDS`."""
     pair_task: bool = False
-    """Samples of bert are two parts, whose order is to be found out."""
+    """Whether bert's samples have two parts, whose order is to be found."""
 
 
 class Kind(NamedTuple):
-    """All that is special about one kind of samples."""
+    """Hold all that is special about one kind of samples."""
 
     dataset: Callable[[Selection[Any], Recipe], Order]
-    """Make the samples of some documents."""
+    """Class or function that makes the samples of some documents."""
     made_of: Literal["document", "sentence", "conversation"] = "document"
-    """Form of the text in token files (`corpus.prepare`): a sequence is a whole document, or a document's sentences
-    or a conversation's turns are sequences of their own."""
+    """Form of the text in token files (`corpus.prepare`).
+
+    A sequence is a whole document, or a sentence of one, or a turn of a conversation.
+    """
 
     @property
     def joined(self) -> bool:
-        """Tell whether documents are joined end to end and cut anywhere; other samples are made of whole documents."""
+        """Tell whether documents are joined and cut anywhere; otherwise samples are made of whole documents."""
         return self.made_of == "document"
 
 

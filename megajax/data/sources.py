@@ -1,8 +1,8 @@
-"""Sources of text: the documents of one that belong to a split, and datasets of whatever kind of them.
+"""Sources of text: the documents of a source that belong to a split, and datasets of any kind made of them.
 
-The parts of a source for training, validation and test are contiguous ranges of its documents, never shuffled, as
-Megatron-LM's `--split` has it: the tail of the file is what a model is validated and tested on. Made-up documents serve
-speed and smoke tests without a single file (Megatron-LM's --mock-data).
+The parts of a source for training, validation and test are contiguous ranges of its documents, never shuffled, as with
+Megatron-LM's `--split`: validation and test use the tail of the file. Made-up documents serve speed and smoke tests
+without any file (Megatron-LM's --mock-data).
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ log = logging.getLogger(__name__)
 
 _PEEK = 1 << 15
 _LOOK = 5
-"""Documents whose beginning is looked at."""
+"""Number of documents whose beginning is checked."""
 MOCK_SPLIT = "1,1,1"
 _DOCUMENTS, _LONGEST = 100_000, 4096
 SPLITS = ("train", "valid", "test")
 
 
 class Part(NamedTuple):
-    """The documents of one source that belong to one split."""
+    """Name the documents of one source that belong to one split."""
 
     source: Source
     documents: IndexedDataset | MockDocuments
     indices: np.ndarray
-    """The sequences where each is a document, the documents otherwise, int32."""
+    """Numbers of the sequences if each is a document, else of the documents, int32."""
     split: str
 
     @property
     def tokens(self) -> int:
-        """Count the tokens of the documents, where a sequence is a document."""
+        """Return the number of tokens in the documents, if a sequence is a document."""
         return int(self.documents.lengths[self.indices].sum(dtype=np.int64))
 
     @property
     def identity(self) -> str:
-        """Hash the lengths of the documents and the first and last tokens of the file."""
+        """Return a hash of the documents' lengths and of the first and last tokens of the file."""
         total = int(self.documents.lengths.sum(dtype=np.int64))
         starts, stops = np.array([0, max(0, total - _PEEK)]), np.array([min(_PEEK, total), total])
         return fingerprint(self.documents.lengths, self.indices, self.documents.gather(starts, stops))
 
 
 class Maker:
-    """Opens sources, every token file once, and makes datasets of their parts.
+    """Open sources, every token file once, and make datasets of their parts.
 
     Args:
-        recipe: how samples are made of documents.
-        seed: of the sample order.
+        recipe: settings by which samples are made of documents.
+        seed: seed of the sample order.
     """
 
     def __init__(self, recipe: Recipe, seed: int):
@@ -76,7 +76,7 @@ class Maker:
             )
 
     def part(self, source: Source, bounds: tuple[float, float], split: str) -> Part:
-        """Take the documents of a source between two fractions of their number; a warning if that is none."""
+        """Return the documents of a source between two fractions of their number, with a warning if there are none."""
         documents = self._mock() if self._config.mock else self._open(source.prefix)
         count = len(documents) if self._kind.joined else len(self._open(source.prefix).document_index) - 1
         indices = np.array(document_range(bounds, count), np.int32)
@@ -88,7 +88,7 @@ class Maker:
         return Part(source, documents, indices, split)
 
     def one_epoch(self, part: Part) -> Order | None:
-        """Make the samples of one epoch of a part that is not trained on; nothing and a warning if there are none."""
+        """Make the samples of one epoch of a part for evaluation; return None with a warning if there are none."""
         if self._kind.joined and part.tokens <= self._config.seq_length:
             log.warning(
                 "%s: the %d tokens of its %s split make no sample of %d: left out",
@@ -97,20 +97,22 @@ class Maker:
             return None
         try:
             return self.dataset(part, None)
-        except InputError as error:  # what is wrong with the settings has shown in the training split
+        except InputError as error:  # wrong settings have shown in the training split
             if part.split == "train" or self._kind.joined:
                 raise
             log.warning("%s: left out", error)
             return None
 
     def dataset(self, part: Part, num_samples: int | None, order: int = 0) -> Order:
-        """Make at least `num_samples` (None: one epoch); other orders of the same documents are shuffled otherwise."""
+        """Make at least `num_samples` samples (None: one epoch); each `order` shuffles the documents differently."""
         seed, where = (self._seed + order) % 2**32, self.cache_dir(part)
         selection: Selection[Any] = Selection(part.documents, part.indices, num_samples, seed, part.split, where)
         return self._kind.dataset(selection, self._recipe)
 
     def cache_dir(self, part: Part) -> Path | None:
-        """Return where sample orders of a part are kept; None if nobody said so and there is no file to be beside."""
+        """Return the folder for sample orders of a part, or None if none is configured and there is no file beside
+        which to put it.
+        """
         if self._config.cache_dir:
             return Path(self._config.cache_dir)
         return None if self._config.mock else Path(part.source.prefix).parent / "cache"
@@ -126,11 +128,11 @@ class Maker:
 
 
 def _check_beginning(first: set[int], tokenizer: Tokenizer, where: str) -> None:
-    """Warn where documents do not begin as prompts do.
+    """Warn if documents do not begin as prompts do.
 
     Args:
-        first: the first tokens of some documents.
-        tokenizer: says what stands before prompts.
+        first: first tokens of some documents.
+        tokenizer: tokenizer, which knows the tokens before prompts.
         where: name of the file.
     """
     bos = tokenizer.bos_id
@@ -148,13 +150,13 @@ def _check_beginning(first: set[int], tokenizer: Tokenizer, where: str) -> None:
 
 
 class MockDocuments:
-    """Documents of 1 to 4,095 tokens that count up from 1, with an end-of-document id at their end.
+    """Give documents of 1 to 4,095 tokens that count up from 1, with an end-of-document id at their end.
 
-    What `IndexedDataset` is to a file; tokens are made up when they are read.
+    It takes the place of `IndexedDataset`, and makes up tokens when they are read.
 
     Args:
-        vocab_size: ids count modulo this.
-        eod: end-of-document id.
+        vocab_size: size of the vocabulary; ids count modulo this.
+        eod: id of the end of a document.
     """
 
     def __init__(self, vocab_size: int, eod: int):
@@ -168,7 +170,7 @@ class MockDocuments:
         return len(self.lengths)
 
     def gather(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Return the tokens from each start to its stop, numbered through all documents, end to end."""
+        """Return the tokens from each start to its stop, joined; tokens are numbered through all documents."""
         lengths = stops - starts
         places = np.arange(lengths.sum()) + np.repeat(stops - np.cumsum(lengths), lengths)
         documents = np.searchsorted(self._ends, places, side="right")
@@ -178,7 +180,7 @@ class MockDocuments:
 
 
 def parse_split(text: str) -> dict[str, tuple[float, float] | None]:
-    """Parse relative sizes such as "969,30,1" to the fraction of the documents where each split begins and ends.
+    """Parse relative sizes such as "969,30,1" into the fractions of the documents between which each split lies.
 
     Splits of size 0 are None; sizes left out at the end are 0.
     """
@@ -203,6 +205,6 @@ def parse_split(text: str) -> dict[str, tuple[float, float] | None]:
 
 
 def document_range(bounds: tuple[float, float], documents: int) -> range:
-    """Return the documents of a split: fractions of the count, rounded half to even as Python and Megatron do."""
+    """Return the documents of a split; fractions of the count are rounded half to even as in Python and Megatron."""
     low, high = bounds
     return range(round(low * documents), round(high * documents))

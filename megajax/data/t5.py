@@ -1,13 +1,13 @@
-"""T5 samples: text with spans cut out, and the spans to be written.
+"""T5 samples: text with spans cut out, and the spans as targets.
 
-Every sample equals Megatron-LM's T5MaskedWordPieceDataset, its spans sorted by place; Raffel et al., "T5" (2020),
-section 3.1.4. For the text "a b c d e" with the spans "b c" and "e" and the sentinels <0>, <1>, ...:
+Every sample equals that of Megatron-LM's T5MaskedWordPieceDataset, with spans sorted by place (Raffel et al., "T5",
+2020, section 3.1.4). For the text "a b c d e" with the spans "b c" and "e" and the sentinels <0>, <1>, ...:
 
     encoder   a <0> d <1>
     decoder   start <0> b c <1> e
     labels    <0> b c <1> e end
 
-What the tokenizer of an imported model puts behind texts (T5's own: an end) stands behind the encoder's as well.
+Tokens that the tokenizer of an imported model puts after texts (T5's own: an end) follow the encoder's text as well.
 Shapes: B batch, S sequence of the encoder, T sequence of the decoder.
 """
 
@@ -27,15 +27,15 @@ from megajax.data.tokenizers import Tokenizer
 
 
 class T5Dataset:
-    """Text with missing spans.
+    """Give samples of text with missing spans.
 
     Args:
-        selection: the documents, one sequence per sentence.
+        selection: documents of the file, one sequence per sentence.
         config: sequence lengths, masking and short samples.
-        tokenizer: gives the sentinels, the start (its beginning of sequence, else its padding) and the end.
+        tokenizer: tokenizer with the sentinels, the start (its beginning of sequence, else its padding) and the end.
 
     Raises:
-        InputError: the tokenizer has no sentinels or nothing to start with, or there is no document with text.
+        InputError: the tokenizer has no sentinels or no start token, or no document has text.
     """
 
     def __init__(self, selection: Selection[IndexedDataset], config: DataConfig, tokenizer: Tokenizer):
@@ -48,7 +48,7 @@ class T5Dataset:
         start = tokenizer.start_id
         if start is None:
             raise InputError(f"tokenizer.type {tokenizer.identity['type']} has no id for a t5 decoder to start with")
-        self._suffix = tokenizer.suffix  # has room: the text is two tokens shorter than the sample
+        self._suffix = tokenizer.suffix  # there is room: the text is two tokens shorter than the sample
         self._start, self._end, self._pad = start, tokenizer.eod_id, tokenizer.pad_id or 0
         longest = config.seq_length - 2
         self._map = SentenceMap(selection, longest, config.short_seq_prob, 1, tokenizer.vocab_size)
@@ -62,7 +62,8 @@ class T5Dataset:
 
         Returns:
             tokens, segment_ids int32 [B, S] of the encoder; decoder_tokens, labels, decoder_segment_ids int32 [B, T]
-            and loss_mask float32 [B, T] of the decoder; segments: 0 text, 1 padding; sample_ids uint32 [B].
+            and loss_mask float32 [B, T] of the decoder; sample_ids uint32 [B]. Segments are 0 for text and 1 for
+            padding.
         """
         B, S, T = len(sample_ids), self._config.seq_length, self._config.decoder_seq_length
         batch = {
@@ -88,7 +89,7 @@ class T5Dataset:
         return batch
 
     def _sample(self, sample: int) -> tuple[list[int], list[int]]:
-        """Return the text with sentinels in place of its spans, and the spans, each behind its sentinel."""
+        """Return the text with sentinels in place of its spans, and the spans, each after its sentinel."""
         sentences, target = self._map.read(sample)
         tokens = np.concatenate(sentences)[:target]
         text: list[int] = []
@@ -101,7 +102,7 @@ class T5Dataset:
         return [*text, *tokens[rest:].tolist(), *self._suffix], missing
 
     def _spans(self, tokens: np.ndarray, target: int, sample: int) -> Iterator[list[int]]:
-        """Draw spans as long as the decoder has room and there are sentinels (Megatron fails where it has not)."""
+        """Iterate over spans as long as the decoder has room and there are sentinels (without room Megatron fails)."""
         rng = np.random.RandomState((self._seed + sample) % 2**32)
         budget = masking_budget(self._config.mask_prob, len(tokens), target)
         words = whole_words(tokens, self._continuations, special=())

@@ -1,8 +1,8 @@
-"""Token files against the vocabulary of the tokenizer that is to read them.
+"""Checks that token files hold no ids outside the vocabulary of their tokenizer.
 
-Whoever writes token files here notes the range of their ids in `PREFIX.ids.json` beside them; a file without a note of
-its own contents is looked through: the first half GiB before training, the rest a little with every batch. Of several
-processes each looks through its own share of the pieces.
+Writers of token files here note the range of their ids in `PREFIX.ids.json` beside them. A file without a note of its
+present contents is searched: the first half GiB before training, the rest a little with every batch. Each of several
+processes searches its own share of the pieces.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from megajax.files import atomic_write
 
 _PEEK = 1 << 15
 _AT_START, _WITH_A_BATCH = 1 << 29, 1 << 24
-"""Bytes that are looked through."""
+"""Bytes that are searched at the start, and with every batch."""
 
 
 class TokenFile(Protocol):
-    """An open pair of token files, as far as its ids concern (`megajax.data.indexed.IndexedDataset`)."""
+    """Give what is needed here of an open pair of token files (`megajax.data.indexed.IndexedDataset`)."""
 
     bin_path: Path
     total: int
@@ -36,18 +36,18 @@ class TokenFile(Protocol):
     dtype: np.dtype
 
     def span(self, start: int, stop: int) -> np.ndarray:
-        """Return the tokens of the whole file from one to another."""
+        """Return the tokens `start` to `stop` of the whole file."""
 
 
 class Found(NamedTuple):
-    """An id and the token of the file where it is first."""
+    """Hold an id, and the number of the token in the file at which it occurs first."""
 
     token: int
     place: int
 
 
 class IdRange:
-    """The smallest and the largest id of a file, gathered piece by piece."""
+    """Find the smallest and the largest id of a file, piece by piece."""
 
     def __init__(self) -> None:
         self._seen = 0
@@ -55,7 +55,7 @@ class IdRange:
         """Smallest and largest of the tokens so far; empty before the first."""
 
     def add(self, tokens: np.ndarray) -> None:
-        """Take in the next tokens of the file."""
+        """Include the next tokens of the file."""
         if len(tokens):
             low, high = int(tokens.min()), int(tokens.max())
             if not self.ends:
@@ -70,18 +70,18 @@ class IdRange:
         return Found(token, self._seen + int(np.argmax(tokens == token)))
 
     def note(self, indexed: TokenFile) -> None:
-        """Write it beside the files, whose tokens all were taken in."""
+        """Write the range beside the files, all of whose tokens have been added."""
         with atomic_write(note_path(indexed.bin_path)) as file:
             file.write(json.dumps({"contents": _contents(indexed), "smallest_and_largest": self.ends}).encode())
 
 
 def note_path(bin_path: Path) -> Path:
-    """Return the file in which the range of ids of a .bin is noted."""
+    """Return the file for the note of the range of ids in a .bin."""
     return bin_path.with_name(f"{bin_path.name.removesuffix('.bin')}.ids.json")
 
 
 def _noted(indexed: TokenFile) -> list[Found] | None:
-    """Read the smallest and the largest id that were noted, none of a file without tokens; None without a good note."""
+    """Return the smallest and the largest id of a valid note (none for a file without tokens), or None without one."""
     try:
         note = json.loads(note_path(indexed.bin_path).read_bytes())
         ends = [Found(int(token), int(place)) for token, place in note["smallest_and_largest"]]
@@ -91,17 +91,17 @@ def _noted(indexed: TokenFile) -> list[Found] | None:
 
 
 def _contents(indexed: TokenFile) -> str:
-    """Hash of the first and last tokens and lengths, and of the numbers of them all: what another file would have."""
+    """Return a hash of the first and last tokens and lengths, and of the counts, which would differ in another file."""
     total, lengths = indexed.total, indexed.lengths
     ends = indexed.span(0, _PEEK), indexed.span(max(0, total - _PEEK), total), lengths[:_PEEK], lengths[-_PEEK:]
     return fingerprint(total, len(lengths), *ends)
 
 
 class VocabularyScan:
-    """Looks for ids that a vocabulary lacks, before their samples are read.
+    """Search for ids that a vocabulary lacks, before their samples are read.
 
     Args:
-        vocab_size: ids are 0 to this minus one.
+        vocab_size: size of the vocabulary, whose ids are 0 to this minus one.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -111,10 +111,10 @@ class VocabularyScan:
         self._lock = threading.Lock()
 
     def add(self, indexed: TokenFile) -> None:
-        """Check a file by its note, or see to it that it is looked through.
+        """Check a file by its note, or have it searched.
 
         Raises:
-            InputError: it holds an id outside the vocabulary.
+            InputError: the file holds an id outside the vocabulary.
         """
         ends = _noted(indexed)
         if ends is None:
@@ -124,10 +124,10 @@ class VocabularyScan:
                 self._refuse(indexed, found)
 
     def start(self, share: tuple[int, int] = (0, 1)) -> None:
-        """Look through the beginnings of all files that have no note, which is all of them if they are small.
+        """Search the beginnings of all files without a note, which is all of them if they are small.
 
         Args:
-            share: number of this process, and how many share the work.
+            share: number of this process, and count of processes that share the work.
 
         Raises:
             InputError: an id is outside the vocabulary.
@@ -142,7 +142,7 @@ class VocabularyScan:
         self._left = islice(rest, first, None, count)
 
     def go_on(self) -> None:
-        """Look through a piece more, 16 MiB.
+        """Search one more piece of 16 MiB.
 
         Raises:
             InputError: an id is outside the vocabulary.
@@ -170,7 +170,7 @@ class VocabularyScan:
 
 
 def _pieces(spans: Iterable[tuple[TokenFile, int, int]]) -> Iterator[tuple[TokenFile, int, int]]:
-    """Cut spans of tokens into what is looked through at a time."""
+    """Cut spans of tokens into pieces that are searched at a time."""
     for indexed, first, end in spans:
         size = _WITH_A_BATCH // indexed.dtype.itemsize
         yield from ((indexed, start, min(start + size, end)) for start in range(first, end, size))
@@ -183,7 +183,7 @@ def check_vocabulary(tokens: np.ndarray, vocab_size: int, path: Path) -> None:
 
 
 def _strays(tokens: np.ndarray, vocab_size: int) -> list[int]:
-    """Return the largest and the smallest token if a vocabulary does not have them."""
+    """Return the largest and the smallest token, as far as the vocabulary does not have them."""
     ends = (int(tokens.max(initial=0)), int(tokens.min(initial=0)))
     return [token for token in ends if not 0 <= token < vocab_size]
 

@@ -1,10 +1,9 @@
-"""Text to token ids and back.
+"""Tokenizers: text to token ids and back.
 
 Every tokenizer here turns text into exactly its tokens: no beginning or end of sequence is added, nothing is truncated
-or padded, and a literal "<|endoftext|>" in a document is ordinary text. What stands around a document or prompt is said
-apart (`prefix`, `suffix`, `eod_id`) and put there by whoever makes one. `encode_marked` reads the names of special
-tokens as these, for chats and prompts that want that; `interop.hf.tokenizers` writes any tokenizer as transformers
-reads it.
+or padded, and a literal "<|endoftext|>" in a document is ordinary text. The tokens around a document or prompt
+(`prefix`, `suffix`, `eod_id`) are added by the code that makes one. `encode_marked` reads names of special tokens as
+these tokens, for chats and marked prompts; `interop.hf.tokenizers` writes any tokenizer as transformers reads it.
 Ids that are added to a vocabulary come after it, in Megatron-LM's order, so that token files can be exchanged.
 """
 

@@ -1,4 +1,4 @@
-"""The files that Hugging Face keeps beside a tokenizer's: names of special and added tokens, the template of chats."""
+"""Hugging Face's files beside that of a tokenizer: names of special and added tokens, and the chat template."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ BESIDE = (_SETTINGS, _NAMES, _ADDED, *_TEMPLATES)
 
 @dataclass(frozen=True)
 class Beside:
-    """The contents of the files; nothing of it has to be there."""
+    """Hold the contents of these files, any of which may be missing."""
 
     names: dict[str, str] = field(default_factory=dict)
-    """Special tokens by role."""
+    """Names of special tokens, by role."""
     added: dict[str, int] = field(default_factory=dict)
-    """Ids of tokens that were added to the vocabulary, special or not."""
+    """Ids of tokens that were added to the vocabulary, special or not, by name."""
     adds_bos: bool | None = None
-    """Whether a beginning-of-sequence token stands before texts; a tokenizer.json says that itself."""
+    """Whether a beginning-of-sequence token precedes texts; a tokenizer.json tells that itself."""
     adds_eos: bool | None = None
     chat_template: str | None = None
 
 
 def read_beside(file: Path) -> Beside:
-    """Read the files that lie beside that of a tokenizer.
+    """Read the files that lie beside the file of a tokenizer.
 
     Raises:
-        InputError: one of them is not what its name says.
+        InputError: a file does not have the contents that its name implies.
     """
     settings = _read(file.with_name(_SETTINGS))
     tokens = _read(file.with_name(_NAMES)) | settings
@@ -53,7 +53,7 @@ def _template(file: Path, settings: dict[str, Any]) -> str | None:
     if jinja.is_file():
         return read_text(jinja)
     template = _read(older).get("chat_template") or settings.get("chat_template")
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several templates, by name
         template = next((named.get("template") for named in template if named.get("name") == "default"), None)
     return template
 
@@ -76,10 +76,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """Read a file of text.
+    """Read a text file.
 
     Raises:
-        InputError: it cannot be read, or is not UTF-8.
+        InputError: the file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")

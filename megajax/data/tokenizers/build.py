@@ -1,4 +1,4 @@
-"""The tokenizer that a configuration names."""
+"""Construction of the tokenizer that a configuration names."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from megajax.data.tokenizers.tokenizer import NullTokenizer, Tokenizer
 
 
 def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
-    """Load the tokenizer that a configuration names, with what it puts before texts and how it writes chats.
+    """Load the tokenizer that a configuration names, with its prefix of texts and its chat template.
 
     Raises:
-        InputError: a field is unset, or a file is missing or no tokenizer of that type.
+        InputError: a field is unset, or a file is missing or does not hold a tokenizer of that type.
     """
     tokenizer = _load(config)
     if config.bos and tokenizer.bos_id is None:
@@ -59,13 +59,13 @@ def _load(config: TokenizerConfig) -> Tokenizer:
 
 
 def needs_training(config: TokenizerConfig) -> bool:
-    """Tell whether a configuration gives the size of a tokenizer in place of its file."""
+    """Tell whether a configuration gives the size of a tokenizer instead of its file."""
     file = {"sentencepiece": config.model, "bert_wordpiece": config.vocab}.get(config.type, "none is trained")
     return file is None and config.vocab_size is not None
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], directory: Path) -> None:
-    """Train a tokenizer that `needs_training`; see `in_directory` for the name of its file.
+    """Train a tokenizer that `needs_training`, into the file that `in_directory` names.
 
     Raises:
         InputError: the texts do not have that many pieces.
@@ -79,24 +79,25 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], directory: Pa
 
 
 def tokenizer_files(config: TokenizerConfig) -> list[Path]:
-    """List the files that a tokenizer is read from: those it names, and those that may lie beside the first of them.
+    """List the files from which a tokenizer is read: those that it names, and those that may lie beside the first of
+    them.
 
     No two have the same name, so that they can be copied into one folder.
 
     Raises:
-        InputError: two that it names have.
+        InputError: two named files have the same name.
     """
     named = [Path(name) for key in TOKENIZER_FILES if (name := getattr(config, key)) is not None]
     for one, other in combinations(named, 2):
         if one.name == other.name:
             raise InputError(f"{one} and {other} are files of one tokenizer, and have the same name: rename one")
     file = config.model or config.vocab
-    beside = set(BESIDE) - {path.name for path in named}  # a template that is named takes the place of that beside
+    beside = set(BESIDE) - {path.name for path in named}  # a named template replaces the one beside
     return [*named, *(Path(file).with_name(name) for name in BESIDE if file and name in beside)]
 
 
 def in_directory(config: TokenizerConfig, directory: Path) -> TokenizerConfig:
-    """Return the same tokenizer with its files in a directory: copies of them, or the one trained there."""
+    """Return the same tokenizer with its files in a directory: copies of them, or the file trained there."""
     names: dict[str, Any] = {key: getattr(config, key) for key in TOKENIZER_FILES}
     if needs_training(config):
         key, names[key] = TRAINED_TOKENIZER[config.type]

@@ -1,12 +1,12 @@
-"""SentencePiece models and tiktoken ranks for the `tokenizers` library: the same ids from a tokenizer.json.
+"""Conversion of SentencePiece models and tiktoken ranks to the `tokenizers` library, with the same ids.
 
-What SentencePiece does to a text is written down in its model file; here every step of it has a counterpart:
+A SentencePiece model file lists all steps that are done to a text; each has a counterpart here:
 
     characters by a table      Precompiled             pieces by score        BPE by merges, or Unigram
     spaces at ends, doubled    Replace                 bytes, unknown text    byte fallback, fused
     a space in front           Prepend                 spaces as U+2581       Replace, and back by the decoder
 
-SentencePiece adds scores up in 32 bits: in very long texts it may break a tie of a Unigram model otherwise (10 of the
+SentencePiece sums scores in 32 bits, so in very long texts it may break a tie of a Unigram model differently (10 of the
 54,991 ids of a play).
 """
 
@@ -26,16 +26,16 @@ _SPACE = "\u2581"
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _UNKNOWN_MARK = "\ufdd0"
-"""No character: stands for unknown text until spaces at the beginning are gone, which those of its sign are not."""
+"""Stand-in for unknown text, whose sign begins with a space, until leading spaces are removed (no character)."""
 _NEVER = -1e6
-"""A score with which no piece is chosen where the text can be had otherwise."""
+"""Score with which a piece is never chosen if the text can be cut otherwise."""
 
 
 def from_sentencepiece(model: bytes) -> tokenizers.Tokenizer:
     """Make the tokenizer of a serialised SentencePiece model.
 
     Raises:
-        InputError: the model does what the library cannot.
+        InputError: the model does something that the library cannot do.
     """
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
     trainer, spec = proto.trainer_spec, proto.normalizer_spec
@@ -47,7 +47,7 @@ def from_sentencepiece(model: bytes) -> tokenizers.Tokenizer:
     tokenizer.normalizer = normalizers.Sequence(list(_normalizers(spec)))
     tokenizer.decoder = decoders.Sequence(list(_decoders(trainer, spec, proto.pieces[trainer.unk_id].piece)))
     own = [piece for piece in proto.pieces if piece.type in (_UNKNOWN, _CONTROL, _USER_DEFINED)]
-    for piece in own:  # one by one: they keep the ids that they have in the model
+    for piece in own:  # one by one, so that they keep their ids in the model
         special = piece.type != _USER_DEFINED
         tokenizer.add_tokens([AddedToken(piece.piece, normalized=False, special=special)])
     return tokenizer
@@ -78,7 +78,7 @@ def _decoders(trainer: Any, spec: Any, unknown: str) -> Iterator[decoders.Decode
 
 
 def _bpe(proto: Any) -> tokenizers.Tokenizer:
-    """Merge two pieces into a third, better ones first, and of equal ones the leftmost."""
+    """Make a BPE that merges two pieces into a third, better ones first and leftmost among equals."""
     vocabulary = {piece.piece: i for i, piece in enumerate(proto.pieces)}
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (_NORMAL, _USER_DEFINED)}
     merges = [
@@ -95,13 +95,15 @@ def _bpe(proto: Any) -> tokenizers.Tokenizer:
 
 
 def _unigram(proto: Any) -> tokenizers.Tokenizer:
-    """Cut a text into its likeliest pieces; control pieces and bytes are none, though their names may stand in it."""
+    """Make a Unigram model, which cuts a text into its likeliest pieces, but never into the names of control pieces or
+    bytes.
+    """
     names = [piece.piece for piece in proto.pieces if piece.type in (_UNKNOWN, _CONTROL, _BYTE)]
     letters = set("".join(piece.piece for piece in proto.pieces if piece.type == _NORMAL))
     pieces = [(piece.piece, piece.score if piece.type == _NORMAL else _NEVER) for piece in proto.pieces]
     model = models.Unigram(pieces, proto.trainer_spec.unk_id, proto.trainer_spec.byte_fallback)
     tokenizer = tokenizers.Tokenizer(model)
-    # With an unknown letter in it a name would still be likelier than its letters: it is cut beside that letter
+    # A name with an unknown letter in it would still be likelier than its letters, so it is cut beside that letter.
     cuts = [(name[:at], name[at:]) for name in names if (at := _beside_unknown(name, letters))]
     if cuts:
         heads = "|".join(f"{re.escape(head)}(?={re.escape(tail)})" for head, tail in cuts)
@@ -110,7 +112,7 @@ def _unigram(proto: Any) -> tokenizers.Tokenizer:
 
 
 def _beside_unknown(name: str, letters: set[str]) -> int | None:
-    """Cut a name where it loses no piece: no piece reaches over the border of known and unknown letters."""
+    """Return where to cut a name without losing a piece: no piece crosses the border of known and unknown letters."""
     return next((at for at in range(1, len(name)) if (name[at - 1] in letters) != (name[at] in letters)), None)
 
 
@@ -118,9 +120,9 @@ def from_ranks(ranks: Mapping[bytes, int], special: Mapping[str, int], pattern: 
     """Make the tokenizer of a tiktoken vocabulary.
 
     Args:
-        ranks: id of every byte sequence; a lower one is merged earlier.
-        special: ids of the special tokens.
-        pattern: where a text is cut before merging.
+        ranks: id of every byte sequence; lower ids are merged earlier.
+        special: ids of the special tokens, by name.
+        pattern: regular expression by which a text is cut before merging.
     """
     letters = dict(zip(_byte_order(), _letters(), strict=True))
     spelt = {piece: "".join(letters[byte] for byte in piece) for piece in ranks}
@@ -141,7 +143,7 @@ def from_ranks(ranks: Mapping[bytes, int], special: Mapping[str, int], pattern: 
 
 
 def _byte_order() -> list[int]:
-    """List the bytes in the order in which byte-level BPE gives them letters: printable ones come first."""
+    """List the bytes in the order in which byte-level BPE assigns letters to them: printable ones come first."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return [*printable, *(byte for byte in range(256) if byte not in printable)]
 

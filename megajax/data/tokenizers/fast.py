@@ -25,18 +25,18 @@ _BERT_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class FastTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library.
+    """Tokenize with the `tokenizers` library.
 
     Args:
-        tokenizer: the library's object.
-        names: the special tokens it has, by role; "eos" ends documents.
-        kind: `tokenizer.type`.
-        files: that describe it.
-        extra_ids: T5 sentinels it should have.
+        tokenizer: tokenizer object of the library.
+        names: names of its special tokens, by role; "eos" ends documents.
+        kind: value of `tokenizer.type`.
+        files: files that describe the tokenizer.
+        extra_ids: number of T5 sentinels that it should have.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, names: dict[str, str], kind: str, *files: Path, extra_ids: int):
-        # what a tokenizer.json asks for at inference would cut and pad documents
+        # settings of a tokenizer.json for inference would cut and pad documents
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.add_special_tokens(sentinel_names(extra_ids))
@@ -57,33 +57,33 @@ class FastTokenizer(Tokenizer):
         """Return the ids of a text.
 
         Raises:
-            InputError: the vocabulary lacks a word of it, and has nothing that stands for unknown ones.
+            InputError: the vocabulary lacks a word of the text, and a token for unknown words.
         """
         with _reading():
             return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of some texts; raises as `encode`."""
+        """Return the ids of some texts; errors are those of `encode`."""
         with _reading():
             return [encoded.ids for encoded in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of some ids, special tokens by their name."""
+        """Return the text of some ids, with special tokens as their names."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def id_of(self, name: str) -> int | None:
-        """Return the id of a token; None where there is none."""
+        """Return the id of a token, or None if there is no such token."""
         return self._tokenizer.token_to_id(name)
 
     def as_fast(self) -> tokenizers.Tokenizer:
-        """Return a copy of the library's object, with nothing put around a text."""
+        """Return a copy of the library's object that puts nothing around a text."""
         made = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
         made.post_processor = processors.TemplateProcessing("$A", "$A $B:1", [])
         made.add_special_tokens(self._names)
         return made
 
     def encode_marked(self, text: str) -> list[int]:
-        """Return the ids of a text in which the names of special tokens stand for these, as in a prompt of a chat."""
+        """Return the ids of a text in which the names of special tokens stand for these tokens, as in a chat prompt."""
         with _reading():
             return self._marked.encode(text, add_special_tokens=False).ids
 
@@ -93,7 +93,7 @@ class FastTokenizer(Tokenizer):
 
     @cached_property
     def continuations(self) -> np.ndarray:
-        """Tell whether a piece goes on with the word before it (WordPiece's ##), bool [vocab_size]."""
+        """Return whether each piece continues the word before it (WordPiece's ##), bool [vocab_size]."""
         found = np.zeros(self.vocab_size, bool)
         found[[i for piece, i in self._tokenizer.get_vocab().items() if piece.startswith("##")]] = True
         return found
@@ -124,9 +124,10 @@ def gpt2_bpe(vocab: Path, merges: Path, extra_ids: int = 0) -> FastTokenizer:
 def huggingface(path: Path, extra_ids: int = 0) -> FastTokenizer:
     """Load a tokenizer.json.
 
-    That file does not say which token ends a text: it is the eos_token of a tokenizer_config.json beside it, else the
-    first of the usual names that the vocabulary has. What it puts before texts stands before documents and prompts, but
-    for [CLS]: masked samples are given theirs when they are cut. Where the two files differ, tokenizer.json counts.
+    The file does not tell which token ends a text: it is the eos_token of a tokenizer_config.json beside it, else the
+    first of the usual names that the vocabulary has. The tokens that the file puts before texts also precede documents
+    and prompts, except for [CLS], which masked samples receive when they are cut. If the two files differ,
+    tokenizer.json counts.
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -155,9 +156,9 @@ def huggingface(path: Path, extra_ids: int = 0) -> FastTokenizer:
 
 
 def _around(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Find what a tokenizer puts before and after a text."""
+    """Return the tokens that a tokenizer puts before and after a text."""
     word = "a"
-    if isinstance(tokenizer.model, models.WordLevel):  # which may have nothing for a word that it lacks
+    if isinstance(tokenizer.model, models.WordLevel):  # such a model may fail on an unknown word
         word = min(tokenizer.get_vocab(with_added_tokens=False), default="")
     text = tokenizer.encode(word, add_special_tokens=False).ids
     whole = tokenizer.encode(word).ids
@@ -168,7 +169,7 @@ def _around(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int
 def bert_wordpiece(vocab: Path, lower_case: bool, extra_ids: int = 0, append_ends: bool = True) -> FastTokenizer:
     """Load a BERT vocab.txt (Megatron-LM's BertWordPieceLowerCase or BertWordPieceCase).
 
-    [BOS] and [EOS] are appended, and [EOS] ends a document; without them [SEP] does.
+    With `append_ends`, [BOS] and [EOS] are appended and [EOS] ends a document; otherwise [SEP] ends it.
     """
     try:
         model = models.WordPiece.from_file(str(vocab), unk_token="[UNK]", max_input_chars_per_word=200)
@@ -203,10 +204,10 @@ def train_wordpiece(texts: Iterable[str], out_path: str | Path, vocab_size: int,
     The same texts give the same file. All of them are held in memory: train on a part of a large corpus.
 
     Raises:
-        InputError: the letters of the texts alone are more pieces.
+        InputError: the letters of the texts alone are more than `vocab_size` pieces.
     """
     texts = list(texts)
-    # The library numbers letters as its hash table has them and breaks ties by number: give it their order
+    # The library numbers letters in the order of its hash table and breaks ties by number, so their order is given.
     letters = sorted(_wordpieces(texts, len(_BERT_PIECES), _BERT_PIECES, lower_case))
     given = [*_BERT_PIECES, *(piece for piece in letters if piece not in _BERT_PIECES)]
     if len(given) > vocab_size:
@@ -218,7 +219,7 @@ def train_wordpiece(texts: Iterable[str], out_path: str | Path, vocab_size: int,
 
 
 def _wordpieces(texts: Sequence[str], size: int, first: Sequence[str], lower_case: bool) -> dict[str, int]:
-    """Train: `first`, then the commonest letters, then merges as far as `size` has room."""
+    """Return a trained vocabulary: `first`, then the commonest letters, then merges as far as `size` allows."""
     tokenizer = _bert_pipeline(models.WordPiece(unk_token="[UNK]"), lower_case)
     trainer = trainers.WordPieceTrainer(
         vocab_size=size, special_tokens=list(first), limit_alphabet=1000, show_progress=False

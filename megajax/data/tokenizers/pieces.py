@@ -1,4 +1,4 @@
-"""SentencePiece models: reading, and training one."""
+"""SentencePiece tokenizers, and their training."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from megajax.files import atomic_write
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model; `</s>` ends a document (Megatron-LM's GPTSentencePieceTokenizer).
+    """Tokenize with a SentencePiece model; `</s>` ends a document (Megatron-LM's GPTSentencePieceTokenizer).
 
     Args:
-        path: of the .model file.
-        special_ids: append what the model lacks of <CLS>, <SEP>, <EOD>, <MASK>, padding, beginning and end, in this
-            order; <EOD> ends a document (Megatron-LM's SentencePieceTokenizer).
-        extra_ids: T5 sentinels, appended last.
-        descending: the last sentinel has the lowest id, as in T5's own vocabulary.
+        path: path of the .model file.
+        special_ids: whether to append those of <CLS>, <SEP>, <EOD>, <MASK>, padding, beginning and end that the model
+            lacks, in this order; <EOD> then ends a document (Megatron-LM's SentencePieceTokenizer).
+        extra_ids: number of T5 sentinels, appended last.
+        descending: whether the last sentinel has the lowest id, as in T5's own vocabulary.
 
-    Tokens that files beside it say were added to the vocabulary come right behind it.
+    Tokens that files beside the model list as added to the vocabulary come right after it.
     """
 
     def __init__(self, path: Path, special_ids: bool = False, extra_ids: int = 0, descending: bool = False):
@@ -44,7 +44,7 @@ class SentencePieceTokenizer(Tokenizer):
             self.pad_id = self._id("<PAD>") if self.pad_id is None else self.pad_id
             self.bos_id = self._id("<BOS>") if self.bos_id is None else self.bos_id
             if self._model.eos_id() < 0:
-                self._id("<EOS>")  # used by nothing here, but counted by Megatron
+                self._id("<EOS>")  # not used here, but counted by Megatron
         elif self._model.eos_id() < 0:
             raise InputError(f"{path}: has no end-of-sentence piece to end documents with: set tokenizer.special_ids")
         else:
@@ -63,10 +63,10 @@ class SentencePieceTokenizer(Tokenizer):
             self.identity["descending"] = 1
 
     def _appended(self, path: Path, added: dict[str, int]) -> list[str]:
-        """List the names of the added tokens that the model itself lacks, in the order of their ids.
+        """List the names of the added tokens that the model lacks, in the order of their ids.
 
         Raises:
-            InputError: there are ids between them that nothing has.
+            InputError: no token has an id between theirs.
         """
         size = len(self._model)
         behind = sorted((i, name) for name, i in added.items() if i >= size)
@@ -75,7 +75,7 @@ class SentencePieceTokenizer(Tokenizer):
         return [name for _, name in behind]
 
     def _id(self, name: str) -> int:
-        """Return the id of a piece, which is appended where the model lacks it."""
+        """Return the id of a piece, which is appended if the model lacks it."""
         if (found := self.id_of(name)) is not None:
             return found
         self._added.append(name)
@@ -90,7 +90,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self._model.encode(list(texts), num_threads=1)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of some ids; control pieces have none, appended ones their name."""
+        """Return the text of some ids; control pieces have no text, and appended pieces have their name."""
         size, text = len(self._model), ""
         for is_piece, group in groupby(map(int, ids), lambda i: i < size):
             run = list(group)
@@ -98,14 +98,14 @@ class SentencePieceTokenizer(Tokenizer):
         return text
 
     def id_of(self, name: str) -> int | None:
-        """Return the id of a piece; None where there is none."""
+        """Return the id of a piece, or None if there is no such piece."""
         if name in self._added:
             return len(self._model) + self._added.index(name)
         found = self._model.piece_to_id(name)
         return found if self._model.id_to_piece(found) == name else None
 
     def as_fast(self) -> tokenizers.Tokenizer:
-        """Return what does the same with the same pieces (`convert`)."""
+        """Return a tokenizer of the `tokenizers` library with the same pieces and results (`convert`)."""
         made = from_sentencepiece(self._model.serialized_model_proto())
         made.add_special_tokens(self._added)
         return made
@@ -118,12 +118,12 @@ def _present(piece: int) -> int | None:
 def train_sentencepiece(texts: Iterable[str], out_path: str | Path, vocab_size: int) -> None:
     """Train a lossless BPE with byte fallback on some texts and write it as a SentencePiece .model.
 
-    Nothing is normalised and bytes stand in for what has no piece, line ends included: `decode(encode(text)) == text`
+    Nothing is normalised, and bytes stand for text without a piece, line ends included: `decode(encode(text)) == text`
     for every text without U+2581, SentencePiece's own sign for a space. The same texts give the same file. All of them
     are held in memory: train on a part of a large corpus.
 
     Raises:
-        InputError: there is no text, or too little or too much of it for that many pieces.
+        InputError: there is no text, or too little or too much for that many pieces.
     """
     model = io.BytesIO()
     try:

@@ -1,4 +1,4 @@
-"""tiktoken vocabularies: byte sequences by the rank in which they are merged, run by the `tiktoken` library."""
+"""tiktoken vocabularies, run by the `tiktoken` library: byte sequences with the rank in which they are merged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megajax.config.data import TokenizerConfig
 from megajax.data.tokenizers.convert import from_ranks
 from megajax.data.tokenizers.tokenizer import Tokenizer, file_identity, sentinel_names
 
-# Where a text is cut before pieces are merged: Megatron-LM's two patterns, and LLaMA 3's
+# Patterns by which a text is cut before merging: Megatron-LM's two, and LLaMA 3's.
 _PATTERNS = {
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     "v2": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -29,11 +29,12 @@ _MEGATRON_SIZE = 2**17
 
 
 class RankTokenizer(Tokenizer):
-    """A tiktoken vocabulary with special ids before its ranks (.json, Megatron-LM's TikTokenizer) or after (LLaMA 3).
+    """Tokenize with tiktoken; special ids precede the ranks (.json, Megatron-LM's TikTokenizer) or follow them (LLaMA
+    3).
 
     Args:
-        path: a .json list of records with rank and token_bytes (base64), or lines "base64 rank".
-        config: the `tiktoken_*` fields, the size and the T5 sentinels, which are appended.
+        path: file with a .json list of records with rank and token_bytes (base64), or with lines "base64 rank".
+        config: fields `tiktoken_*`, the size, and the number of T5 sentinels, which are appended.
     """
 
     def __init__(self, path: Path, config: TokenizerConfig):
@@ -73,20 +74,20 @@ class RankTokenizer(Tokenizer):
         return self._encoding.encode_ordinary_batch(list(texts), num_threads=1)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of some ids, special tokens by their name; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of some ids, with special tokens as their names and invalid UTF-8 as U+FFFD."""
         return self._encoding.decode([int(i) for i in ids])
 
     def as_fast(self) -> tokenizers.Tokenizer:
-        """Return the byte-level BPE of the same merges."""
+        """Return the byte-level BPE with the same merges."""
         return from_ranks(self._ranks, self._special, self._pattern)
 
 
 _Vocabulary = tuple[dict[bytes, int], dict[str, int]]
-"""Id of each byte sequence, id of each special token."""
+"""Id of each byte sequence, and id of each special token."""
 
 
 def _megatron_vocabulary(path: Path, config: TokenizerConfig) -> _Vocabulary:
-    """Put special ids first: <unk>, <s>, </s>, ... and fillers; then as many ranks as the vocabulary has room for."""
+    """Return special ids first (<unk>, <s>, </s>, ... and fillers), then as many ranks as the vocabulary holds."""
     count = config.tiktoken_special_ids or 1000
     if count < len(_MEGATRON_NAMES):
         raise InputError(f"tokenizer.tiktoken_special_ids {count}: at least {len(_MEGATRON_NAMES)} are in use")
@@ -102,7 +103,7 @@ def _megatron_vocabulary(path: Path, config: TokenizerConfig) -> _Vocabulary:
 
 
 def _llama3_vocabulary(path: Path, config: TokenizerConfig) -> _Vocabulary:
-    """Put the ranks first; then <|begin_of_text|>, <|end_of_text|> and reserved ids."""
+    """Return the ranks first, then <|begin_of_text|>, <|end_of_text|> and reserved ids."""
     try:
         lines = [line.split() for line in path.read_bytes().splitlines() if line]
         ranks = {base64.b64decode(piece): int(rank) for piece, rank in lines}
@@ -114,7 +115,7 @@ def _llama3_vocabulary(path: Path, config: TokenizerConfig) -> _Vocabulary:
 
 
 def _whole(path: Path, ranks: dict[bytes, int], first: int) -> dict[bytes, int]:
-    """Return the ranks if none is missing and every byte has one."""
+    """Return the ranks, after making sure that none is missing and every byte has one."""
     bytes_known = all(bytes([byte]) in ranks for byte in range(256))
     if not bytes_known or set(ranks.values()) != set(range(first, first + len(ranks))):
         raise InputError(f"{path}: ranks or single bytes are missing: not a tiktoken vocabulary")

@@ -1,4 +1,4 @@
-"""A tokenizer as the rest of the system knows it, and the plainest one, whose text is token ids already."""
+"""Interface of tokenizers, and the plainest one, whose text consists of token ids."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from megajax.config.base import InputError
 Identity = dict[str, str | int]
 _SPACES = {"line ends": "\n", "tabs": "\t", "double spaces": "  "}
 ROLES = ("eos", "bos", "pad", "unk", "cls", "sep", "mask")
-"""Roles of special tokens, in the words of Hugging Face."""
+"""Roles of special tokens, named as by Hugging Face."""
 
 
 class Tokenizer(ABC):
-    """Text to ids and back; where an id is None the tokenizer has no such piece."""
+    """Convert text to ids and back; an id is None if the tokenizer has no such token."""
 
     vocab_size: int
-    """Number of ids, before any padding of the vocabulary."""
+    """Number of ids before any padding of the vocabulary."""
     eod_id: int
-    """End of document; also ends a generated text."""
+    """Id of the end of a document, which also ends a generated text."""
     bos_id: int | None = None
-    """Beginning of sequence."""
+    """Id of the beginning of a sequence."""
     pad_id: int | None = None
-    """Padding."""
+    """Id of padding."""
     unk_id: int | None = None
-    """Id that text without a piece turns into; None where every text has pieces."""
+    """Id of text without a piece; None if every text has pieces."""
     cls_id: int | None = None
-    """First token of a sample of masked text; the sentence task reads its output."""
+    """Id of the first token of a masked sample, whose output the sentence task reads."""
     sep_id: int | None = None
-    """End of a part of such a sample."""
+    """Id of the end of a part of a masked sample."""
     mask_id: int | None = None
-    """Stands for a token to be predicted."""
+    """Id that stands for a token to be predicted."""
     sentinel_ids: tuple[int, ...] = ()
-    """<extra_id_0>, <extra_id_1>, ...: each stands for a span of tokens to be predicted."""
+    """Ids of <extra_id_0>, <extra_id_1>, ..., each of which stands for a span of tokens to be predicted."""
     prefix: tuple[int, ...] = ()
-    """Ids before every document, prompt and text: the beginning of sequence, or nothing."""
+    """Ids before every document, prompt and text: the beginning of sequence, or none."""
     suffix: tuple[int, ...] = ()
-    """Ids that the tokenizer puts after a text for an encoder: an end token, or nothing."""
+    """Ids that the tokenizer puts after a text for an encoder: an end token, or none."""
     chat_template: str | None = None
-    """Template of conversations (Jinja, as in tokenizer_config.json); None = as `corpus.chat` has it."""
+    """Template of conversations (Jinja, as in tokenizer_config.json); None = the one of `corpus.chat`."""
     identity: Identity
-    """Kind, size and hash of the contents: equal for two tokenizers that give the same ids."""
+    """Kind, size and hash of the contents, equal for two tokenizers that give the same ids."""
 
     @property
     def start_id(self) -> int | None:
-        """The token that a decoder beside an encoder begins with: beginning of sequence, or else padding."""
+        """Return the decoder's first token in a model with an encoder: beginning of sequence, or else padding."""
         return self.pad_id if self.bos_id is None else self.bos_id
 
     @abstractmethod
@@ -62,36 +62,36 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of some texts; one call into native code for all of them."""
+        """Return the ids of some texts, in one call into native code."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some ids."""
 
     def as_fast(self) -> tokenizers.Tokenizer:
-        """Return a tokenizer of the `tokenizers` library that gives the same ids, nothing put around a text.
+        """Return a tokenizer of the `tokenizers` library that gives the same ids and puts nothing around a text.
 
         Raises:
-            InputError: the library has none.
+            InputError: there is no such tokenizer.
         """
         raise InputError(f"a tokenizer of type {self.identity['type']} has no counterpart in the tokenizers library")
 
     def id_for(self, role: str) -> int | None:
-        """Return the id of the special token of a role (`ROLES`); None where there is none."""
+        """Return the id of the special token of a role (`ROLES`), or None if there is none."""
         return self.eod_id if role == "eos" else getattr(self, f"{role}_id")
 
     def id_of(self, name: str) -> int | None:
-        """Return the id of a special token such as `<fim_prefix>`; None where there is none."""
+        """Return the id of a special token such as `<fim_prefix>`, or None if there is none."""
         return self.special.get(name)
 
     @cached_property
     def special(self) -> dict[str, int]:
-        """Return the ids of the special tokens by their names."""
+        """Return the ids of the special tokens, by name."""
         added = self.as_fast().get_added_tokens_decoder()
         return {token.content: i for i, token in added.items() if token.special}
 
     def encode_marked(self, text: str) -> list[int]:
-        """Return the ids of a text in which the names of special tokens stand for these, as in a prompt of a chat."""
+        """Return the ids of a text in which the names of special tokens stand for these tokens, as in a chat prompt."""
         if not self.special:
             return self.encode(text)
         names = sorted(self.special, key=len, reverse=True)
@@ -101,29 +101,29 @@ class Tokenizer(ABC):
         return [i for pair in zip(texts, marks, strict=True) for ids in pair for i in ids]
 
     def lost_spaces(self) -> dict[str, str]:
-        """Return the kinds of space that become the same ids as a single one, by name, and how each is written."""
+        """Return the kinds of space that become the same ids as a single space, by name, with their characters."""
         try:
             single, *others = self.encode_batch(["a b", *(f"a{spaces}b" for spaces in _SPACES.values())])
-        except InputError:  # letters are no text here
+        except InputError:  # letters are not text for this tokenizer
             return {}
         unknown = set(single) == {self.unk_id}
         return {name: _SPACES[name] for name, ids in zip(_SPACES, others, strict=True) if ids == single and not unknown}
 
     def probes(self, texts: Iterable[str]) -> list[str]:
-        """Return those of some texts that the tokenizer can read, all unless it says otherwise, and its own names."""
+        """Return those of some texts that the tokenizer can read, and its own names; by default it can read all."""
         return [*texts, *(f"a{name}b {name}" for name in [*self.special][:20])]
 
     @cached_property
     def continuations(self) -> np.ndarray:
-        """Tell whether a piece goes on with the word before it (WordPiece's ##), bool [vocab_size]."""
+        """Return whether each piece continues the word before it (WordPiece's ##), bool [vocab_size]."""
         return np.zeros(self.vocab_size, bool)
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse what no tokenizer can read: half a surrogate pair, which bytes that are no UTF-8 become as well.
+    """Refuse text that no tokenizer can read: half a surrogate pair, which bytes that are not UTF-8 become as well.
 
     Raises:
-        InputError: it names `what`.
+        InputError: the text is not readable; the message names it as `what`.
     """
     try:
         text.encode()
@@ -137,13 +137,13 @@ def sentinel_names(count: int) -> list[str]:
 
 
 def file_identity(kind: str, vocab_size: int, *files: Path) -> Identity:
-    """Return the identity of a tokenizer that some files describe."""
+    """Return the identity of a tokenizer that is described by some files."""
     digest = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files))
     return {"type": kind, "vocab_size": vocab_size, "sha256": digest.hexdigest()}
 
 
 class NullTokenizer(Tokenizer):
-    """Ids as integers between spaces; id `ids` comes after them and ends a document, sentinels come after that."""
+    """Read ids as integers between spaces; id `ids` comes after them and ends a document, and sentinels follow it."""
 
     def __init__(self, ids: int, extra_ids: int = 0):
         self.eod_id, self.vocab_size = ids, ids + 1 + extra_ids
@@ -166,11 +166,11 @@ class NullTokenizer(Tokenizer):
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Write ids as text."""
+        """Return ids as text."""
         return " ".join(str(i) for i in ids)
 
     def as_fast(self) -> tokenizers.Tokenizer:
-        """Return a tokenizer whose words are the numbers."""
+        """Return a tokenizer whose words are numbers."""
         words = {str(i): i for i in range(self.eod_id)} | {"<eod>": self.eod_id}
         made = tokenizers.Tokenizer(models.WordLevel(words))
         made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -178,5 +178,5 @@ class NullTokenizer(Tokenizer):
         return made
 
     def probes(self, texts: Iterable[str]) -> list[str]:
-        """Return numbers: nothing else is text here."""
+        """Return numbers, because this tokenizer reads no other text."""
         return ["", " ", f"0  {self.eod_id - 1}\n0"]
