@@ -1,1 +1,1 @@
-"""Parameters, FLOPs and memory of a configuration, worked out without running it, and the table of GPUs."""
+"""Parameters, FLOPs and memory of a configuration, computed without running it, and the table of GPUs."""

@@ -1,13 +1,13 @@
-"""FLOPs of a transformer and the time that they take.
+"""FLOPs of a transformer, and the time that training takes.
 
 Model FLOPs are those that the arithmetic needs whatever the layout; hardware FLOPs include recomputation.
 
 A multiply-add is 2 FLOPs. Only matrix products count (embedding lookup, norms, softmax and rotary embedding do not),
-and the backward pass is twice the forward. Two conventions for the attention scores exist, and published numbers mix
-them:
+and the backward pass costs twice the forward pass. Two conventions for the attention scores exist, and published
+numbers mix them:
 
 - "full": all S^2 scores; the Megatron papers, Megatron-LM before core 0.12, most published MFU figures;
-- "causal": half of them, what a causal kernel computes; Megatron-LM since core 0.12.
+- "causal": half of them, as a causal kernel computes them; Megatron-LM since core 0.12.
 
 Shapes: B batch, S sequence, D embed, N heads, K kv heads, H head dim, F mlp, V padded vocab, L layers; T = B S tokens.
 """
@@ -26,16 +26,16 @@ Remat = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of the forward pass, by part (all layers together)."""
+    """Count the FLOPs of the forward pass by part (all layers together)."""
 
     projections: int
     """FLOPs of query, key, value and output projections."""
     core: int
     """FLOPs of attention scores and the weighted sum of the values."""
     mlp: int
-    """FLOPs of the two (gated: three) matrices of the MLP; in a mixture, of those of the experts that a token uses."""
+    """FLOPs of the two (gated: three) matrices of the MLP; in a mixture, of the experts that a token uses."""
     logits: int
-    """FLOPs of the output matrix (bert: and of the transform before it)."""
+    """FLOPs of the output matrix, and for bert of the transform before it."""
 
     @property
     def forward(self) -> int:
@@ -44,12 +44,12 @@ class Flops:
 
     @property
     def model(self) -> int:
-        """Return the FLOPs of forward and backward: the numerator of MFU."""
+        """Return the FLOPs of forward and backward, the numerator of MFU."""
         return 3 * self.forward
 
     def hardware(self, remat: Remat) -> int:
-        """Return the FLOPs of forward, backward and recomputation: the numerator of HFU, as the Megatron papers count
-        it.
+        """Return the FLOPs of forward, backward and recomputation, the numerator of HFU, as the Megatron papers count
+        them.
 
         full: one more forward of the blocks (2104.04473, eq. 3). selective: the attention core is charged once more
         with forward and backward (2205.05198, appendix A), three times the one extra forward that runs.
@@ -63,7 +63,7 @@ def count_flops(
 ) -> Flops:
     """Count the FLOPs of `batch` samples of `sequence` tokens.
 
-    For t5 these are the tokens of the encoder, and those of the decoder are `decoder_sequence`.
+    For t5, `sequence` counts the tokens of the encoder, and `decoder_sequence` those of the decoder.
 
     For multi-head attention, F = 4 D and "full" this is 72 B L S D^2 (1 + S / 6D + V / 12DL) (2104.04473, section 5.1).
     The router of a mixture does not count, as in Megatron-LM.
@@ -102,14 +102,14 @@ def _layers(model: ModelConfig, layers: int, tokens: int, keys_seen: float) -> P
 def _cross(model: ModelConfig, tokens: int, encoded: int, sequence: int) -> Parts:
     """Count the FLOPs of the decoder's attention to the encoder's output.
 
-    Every layer projects its own keys and values of it.
+    Every layer projects its own keys and values from that output.
     """
     size = model.num_layers * model.num_heads * model.head_size
     return 2 * size * model.hidden_size * 2 * (tokens + encoded), 4 * size * tokens * sequence, 0
 
 
 def _keys_seen(model: ModelConfig, sequence: int, attention: AttentionConvention) -> float:
-    """Return the keys that a query is charged for, in the mean of all layers: all, or those before it (and in the
+    """Return the keys that a query is charged for, averaged over the layers: all keys, or those before it (in the
     window).
     """
     if attention == "full" or not model_class(model).causal:
@@ -126,7 +126,7 @@ def flops_per_token(model: ModelConfig, sequence: int, attention: AttentionConve
 
 @dataclass(frozen=True)
 class Budget:
-    """Time that training on a number of tokens takes."""
+    """Describe the time that training on a number of tokens takes."""
 
     days: float
     gpu_hours: float

@@ -1,11 +1,11 @@
 """Settings of XLA, JAX and NCCL by type of GPU, each with its reason.
 
-The launcher sets them (`python -m launch.env` prints them), the planner counts with the memory that they give to JAX,
-and a step for GPUs that are not there (`megajax.planning.deviceless`) is compiled with them: all three agree.
-Settings that the user has made in the environment win with all three.
+The launcher sets them (`python -m launch.env` prints them), the planner assumes the memory that they give to JAX, and a
+step for absent GPUs (`megajax.planning.deviceless`) is compiled with them. For all three, settings in the user's
+environment take precedence.
 
-XLA ends every program that names a flag it does not know, so a test starts JAX with all of them. Every entry has a
-reason that holds for the JAX of today; that a setting once helped is none.
+XLA ends every program that names an unknown flag, so a test starts JAX with all of them. Every entry has a reason that
+holds for the JAX of today; a setting that only once helped is left out.
 
 Left out on purpose:
 - JAX_OPTIMIZATION_LEVEL=O1 and xla_gpu_enable_pipelined_all_gather, which NVIDIA recommends: they gather the weights of
@@ -33,7 +33,7 @@ BLACKWELL = tuple(dict.fromkeys(gpu.type for gpu in GPUS if gpu.capability == 10
 
 
 class Setting(NamedTuple):
-    """Setting of XLA, JAX or NCCL, with the GPUs that it is for and the reason: one row of the table."""
+    """Hold a setting of XLA, JAX or NCCL, its GPUs and its reason, as one row of the table."""
 
     kind: Literal["xla", "env"]
     """Place of the setting: a flag inside XLA_FLAGS, or a variable of its own."""
@@ -64,8 +64,8 @@ TABLE = (
 
 
 def gpu_type(description: str) -> str | None:
-    """Return the type of a GPU in a name such as "NVIDIA H100 80GB HBM3" or "A100-80GB", or None if the table
-    lacks it.
+    """Return the type of a GPU from a name such as "NVIDIA H100 80GB HBM3" or "A100-80GB", or None if it is not in the
+    table.
     """
     return next((gpu for gpu in TYPES if re.search(rf"\b{gpu}\b", description.lower())), None)
 
@@ -74,7 +74,7 @@ def changes(gpu: str | None, environment: Mapping[str, str] = os.environ) -> dic
     """Return the variables to set for a GPU: those of the table that the user has not set.
 
     Raises:
-        InputError: the table has no such GPU.
+        InputError: the GPU is not in the table.
     """
     if gpu is not None and gpu not in TYPES:
         raise InputError(f"no settings for GPU {gpu}: use one of {', '.join(TYPES)}")
@@ -92,7 +92,7 @@ def compiler_options(gpu: str | None, environment: Mapping[str, str] = os.enviro
 
 
 def settings_warning(gpu: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Say which settings a program on such a GPU was started without, or return None if it has all of them.
+    """Return a warning that names the settings that a program on such a GPU lacks, or None if it has all of them.
 
     Args:
         gpu: name of the device, as JAX has it.
@@ -108,7 +108,7 @@ def settings_warning(gpu: str, environment: Mapping[str, str] = os.environ) -> s
 
 
 def _missing(gpu: str | None, environment: Mapping[str, str]) -> list[Setting]:
-    """Return the rows for a GPU that the user has not set."""
+    """Return the rows of the table for a GPU that the user has not set."""
     given = {flag.lstrip("-").partition("=")[0] for flag in environment.get("XLA_FLAGS", "").split()}
     given |= {name for name in environment if environment[name]}
     return [

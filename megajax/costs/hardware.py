@@ -1,11 +1,11 @@
-"""The table of GPUs: peaks, the shares of them that training reaches, memory, network, and facts that XLA asks for.
+"""The table of GPUs: peaks, the shares of them that training reaches, memory, network, and facts for XLA.
 
-A new GPU is a new row of `GPUS`: MFU, planner, settings of XLA (`costs.gpu_settings`) and compilation for GPUs that are
-not there (`planning.deviceless`) all read this table. The launcher reads it too, so this module does not import JAX.
+A new GPU is a new row of `GPUS`: MFU, planner, settings of XLA (`costs.gpu_settings`) and compilation for absent GPUs
+(`planning.deviceless`) all read this table. The launcher reads it too, so this module does not import JAX.
 
-Peaks are *dense*: data sheets print twice as much, for 2:4 sparse matrices that nobody trains with. The sources are
-NVIDIA's data sheets; memory sizes are about what the driver reports. A device that is not in the table has no peak
-("n/a"): a wrong MFU is worse than none.
+Peaks are *dense*: data sheets print twice as much, for 2:4 sparse matrices, which are not used in training. The sources
+are NVIDIA's data sheets; memory sizes are roughly those that the driver reports. A device that is not in the table has
+no peak ("n/a"), because a wrong MFU is worse than none.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from dataclasses import dataclass, replace
 from megajax.config.base import InputError
 
 MEMORY_FRACTION = 0.92
-"""Share of a GPU's memory that JAX takes for arrays, unless the user has set another one (`memory_fraction`)."""
+"""Share of a GPU's memory that JAX takes for arrays, unless the user has set another (`memory_fraction`)."""
 MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 """Name of the environment variable that sets the share of a GPU's memory that JAX takes."""
 OTHER_NAMES = {MEMORY: "XLA_CLIENT_MEM_FRACTION"}
-"""Environment variables -> another name that JAX takes for the same, and refuses beside the first."""
+"""Environment variables -> another name that JAX reads for the same value, and refuses beside the first."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Shares of a GPU's peaks that large operations reach in training, one constant per class of operations.
+    """Hold the shares of a GPU's peaks that large operations reach in training, one constant per class of operations.
 
-    The share of matrix products is the rate of the best tuned one (A100 271, H100 795, B200 1,745, GB200 1,822 TFLOP/s
-    in 16 bits; H100 1,403 and B200 3,433 in fp8; Bekman, ML Engineering) times the part of it that is left when the GPU
-    is hot, at its power limit, and multiplies real numbers: 0.94 on A100, 0.82 since. That part, attention and network
-    are set once, for all published step times of the A100 and the H100 together (tests/planning/test_step_time.py);
-    Blackwell has Hopper's values until somebody measures. NVLink reaches 370 of 450 GB/s (same source).
+    The share of matrix products is the rate of the best tuned product (A100 271, H100 795, B200 1,745, GB200 1,822
+    TFLOP/s in 16 bits; H100 1,403 and B200 3,433 in fp8; Bekman, ML Engineering), times the part of it that remains
+    when the GPU is hot, at its power limit, and multiplies real numbers: 0.94 on A100, 0.82 since. That part, attention
+    and network are set once, for all published step times of the A100 and the H100 together
+    (tests/planning/test_step_time.py); Blackwell has Hopper's values until it is measured. NVLink reaches 370 of 450
+    GB/s (same source).
     """
 
     matmul: float
@@ -42,7 +43,7 @@ class Speed:
     matmul_fp8: float
     """Share of the dense fp8 peak that large matrix products in fp8 reach."""
     attention: float
-    """Share of the dense 16-bit peak that fused attention reaches, counting the scores that a causal mask leaves."""
+    """Share of the dense 16-bit peak that fused attention reaches, counting only scores that a causal mask keeps."""
     memory: float
     """Share of the memory bandwidth that elementwise operations, norms and optimizer reach."""
     link: float
@@ -59,7 +60,7 @@ GRACE_BLACKWELL = replace(BLACKWELL, matmul=0.60, matmul_fp8=0.60)
 
 @dataclass(frozen=True)
 class Chip:
-    """Facts about a GPU that only XLA's compiler asks for, as the CUDA driver reports them; sizes in bytes."""
+    """Hold the facts about a GPU that only XLA's compiler needs, as the CUDA driver reports them; sizes in bytes."""
 
     device_kind: str
     """Value of `jax.Device.device_kind` on this GPU."""
@@ -73,11 +74,11 @@ class Chip:
 
 @dataclass(frozen=True)
 class Gpu:
-    """GPU with its peaks, memory and network; rates are per second and device, in one direction."""
+    """Describe a GPU by its peaks, memory and network; rates are per second and device, in one direction."""
 
     name: str
     kind: str
-    """Regular expression that is searched for in `jax.Device.device_kind`."""
+    """Regular expression that is searched in `jax.Device.device_kind`."""
     capability: int
     """CUDA compute capability, major version: 8 is Ampere, 9 Hopper, 10 Blackwell."""
     half_tflops: float
@@ -98,21 +99,21 @@ class Gpu:
     link_domain: int = 8
     """Number of GPUs that NVLink connects."""
     chip: Chip | None = None
-    """Facts for the compiler; None = nothing can be compiled for this GPU where it is not."""
+    """Facts for the compiler; None = the compiler needs the GPU itself."""
 
     @property
     def type(self) -> str:
-        """Return the key of its settings: "h100" for every H100."""
+        """Return the key of the GPU's settings, such as "h100" for every H100."""
         return self.name.partition("-")[0].lower()
 
     @property
     def array_bytes(self) -> float:
-        """Return the bytes that arrays can have.
+        """Return the bytes of memory for arrays.
 
-        The launcher gives JAX as much; the rest is for CUDA, NCCL and fragments.
+        The launcher gives JAX this much; the rest is for CUDA, NCCL and fragments.
 
         Raises:
-            InputError: the user has set the share to something that is no number above 0.
+            InputError: the user's share of the memory is not a number above 0.
         """
         return memory_fraction() * self.memory_bytes
 
@@ -153,10 +154,10 @@ def find_gpu(device_kind: str) -> Gpu | None:
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the row with this name, whatever its case.
+    """Return the row with this name, in upper or lower case.
 
     Raises:
-        InputError: there is none; the message lists the names and says how to add a row.
+        InputError: there is none; the message lists the names and tells how to add a row.
     """
     for gpu in GPUS:
         if gpu.name.lower() == name.lower():
@@ -170,7 +171,7 @@ def gpu_named(name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class Peak:
-    """Peak of one device and the source of the number."""
+    """Hold the peak of one device and the source of the number."""
 
     flops: float | None
     """Peak in FLOP/s, or None if unknown."""
@@ -179,7 +180,7 @@ class Peak:
 
 
 def table_peak(device_kind: str, precision: str) -> Peak:
-    """Look up the dense peak of a GPU by its `device_kind`."""
+    """Return the dense peak of a GPU, found by its `device_kind`."""
     gpu = find_gpu(device_kind)
     if gpu is None:
         return Peak(None, f"n/a, unknown device {device_kind!r} (set log.peak_tflops)")
@@ -188,10 +189,10 @@ def table_peak(device_kind: str, precision: str) -> Peak:
 
 
 def memory_fraction(environment: Mapping[str, str] = os.environ) -> float:
-    """Return the share of a GPU's memory that JAX takes: the one that the user has set, or else MEMORY_FRACTION.
+    """Return the share of a GPU's memory that JAX takes: the user's, or else MEMORY_FRACTION.
 
     Raises:
-        InputError: the value set is no number above 0.
+        InputError: the user's share is not a number above 0.
     """
     name = memory_variable(environment)
     if name is None:

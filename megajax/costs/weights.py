@@ -1,6 +1,6 @@
 """Weights of a model and of a device, counted among the model's own parameters under the rule table.
 
-No array is made: the parameters are those that `jax.eval_shape` finds in the model, once for all sizes of vocabulary.
+No array is made: `jax.eval_shape` finds the parameters of a model, once for all sizes of the vocabulary.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from megajax.models.parameters import logical_axes, named_leaves, roles
 from megajax.parallel.rules import Rules
 
 MOMENTS = {"adamw": 2, "muon": 2, "lion": 1, "sgd": 1}
-"""Optimizer -> numbers that it keeps per weight (muon: one for those of a matrix)."""
+"""Optimizer -> numbers that it keeps per weight (muon: one per weight of a matrix)."""
 
 
 class Leaf(NamedTuple):
-    """Parameter of a model, without its values."""
+    """Describe a parameter of a model, without its values."""
 
     name: str
     axes: tuple[str, ...]
     """Logical axes of the parameter."""
     role: str
     row: int
-    """Numbers in the parameter; if one of its axes is "vocab", numbers in a row of it."""
+    """Numbers in the parameter, or in one row of it if one of its axes is "vocab"."""
 
     def size(self, vocabulary: int) -> int:
-        """Count the numbers in the parameter, given the rows of the vocabulary."""
+        """Return the count of numbers in the parameter, given the rows of the vocabulary."""
         return self.row * (vocabulary if "vocab" in self.axes else 1)
 
 
 class Counts(NamedTuple):
-    """Numbers that one device holds, by their purpose."""
+    """Count the numbers that one device holds, by purpose."""
 
     at_rest: float
     """Weights that are held between steps."""
     moments: float
-    """Numbers of the optimizer that are held between steps."""
+    """Numbers of the optimizer state that are held between steps."""
     step: float
-    """Weights that are held during a step, for which ZeRO-1 gathers them over `data`."""
+    """Weights that are held during a step, after ZeRO-1 has gathered them over `data`."""
     blocks: float
     """Weights of the blocks during a step."""
     layer: float
     """Weights of one layer, gathered over `fsdp` (t5: of the decoder)."""
     experts: float
-    """Weights of a layer that are a mixture's experts, gathered over `fsdp`."""
+    """Weights of the experts in a layer, gathered over `fsdp`."""
 
 
 def model_leaves(model: ModelConfig) -> tuple[Leaf, ...]:
-    """Return all parameters of a model. Models that differ in their vocabulary alone share one search for them."""
+    """Return all parameters of a model; models that differ only in their vocabulary share one trace."""
     return _leaves(replace(model, vocab_size=1, vocab_multiple=1))
 
 
 def parameter_count(model: ModelConfig, *, padded: bool = False) -> int:
-    """Count the parameters of a model; `padded` counts the vocabulary's padding rows too, which exist but are not used.
+    """Return the number of parameters; `padded` includes the vocabulary's padding rows, which exist but are not used.
 
     Raises:
         InputError: the vocabulary is not known yet.
@@ -74,32 +74,32 @@ def parameter_count(model: ModelConfig, *, padded: bool = False) -> int:
 
 
 class LayerWeights(NamedTuple):
-    """Weights of one layer, sorted by the mesh axes that cut them."""
+    """Count the weights of one layer by the mesh axes that cut them."""
 
     attention: float
-    """Attention and norms, cut over `tensor` unless heads are whole.
+    """Weights of attention and norms, cut over `tensor` unless heads are whole.
 
-    Norms are too small to tell apart.
+    Norms are too small to be counted apart.
     """
     mlp: float
-    """MLP, in a mixture the shared one, cut over `tensor`."""
+    """Weights of the MLP, in a mixture of the shared one, cut over `tensor`."""
     experts: float
-    """Experts, cut over `expert` and `tensor`."""
+    """Weights of the experts, cut over `expert` and `tensor`."""
     whole: float
-    """Router and gate of the shared MLP, which are not cut."""
+    """Weights of router and shared MLP's gate, which are not cut."""
 
     def replicated_over_expert(self, tensor: int, whole_heads: bool) -> float:
-        """Count the weights that all devices along `expert` hold alike: all but the experts."""
+        """Return the number of weights that are the same on all devices along `expert`: all but the experts."""
         return self.attention / (1 if whole_heads else tensor) + self.mlp / tensor + self.whole
 
     def on_device(self, tensor: int, expert: int, whole_heads: bool) -> float:
-        """Count all weights of the layer that a device computes with."""
+        """Return the number of weights of the layer with which a device computes."""
         return self.replicated_over_expert(tensor, whole_heads) + self.experts / (expert * tensor)
 
 
 @cache
 def layer_weights(model: ModelConfig, *, crossed: bool = False) -> LayerWeights:
-    """Return the weights of one layer; `crossed` if it attends to an encoder as well."""
+    """Return the weights of one layer; with `crossed`, of one that attends to an encoder as well."""
     sums = dict.fromkeys(LayerWeights._fields, 0)
     for leaf in model_leaves(model):
         stack, _, name = leaf.name.partition(".")
@@ -109,7 +109,7 @@ def layer_weights(model: ModelConfig, *, crossed: bool = False) -> LayerWeights:
 
 
 def _kind(name: str, axes: tuple[str, ...]) -> str:
-    """Name the field of LayerWeights for a parameter of a layer."""
+    """Return the field of LayerWeights to which a parameter of a layer belongs."""
     if not name.startswith("mlp."):
         return "attention"
     if name in ("mlp.router", "mlp.shared_gate"):
@@ -119,13 +119,13 @@ def _kind(name: str, axes: tuple[str, ...]) -> str:
 
 @cache
 def table_parameters(model: ModelConfig) -> int:
-    """Count the weights of embedding and head, padding rows included."""
+    """Return the number of weights in embedding and head, padding rows included."""
     tables = ("word_embedding", "head")
     return sum(leaf.size(model.padded_vocab_size) for leaf in model_leaves(model) if leaf.name in tables)
 
 
 def count_weights(config: Config, mesh: Mapping[str, int]) -> Counts:
-    """Count weights and optimizer state of a device.
+    """Count the weights and the optimizer state of a device.
 
     Args:
         config: configuration with a known vocabulary.
