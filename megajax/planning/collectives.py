@@ -5,10 +5,11 @@
     layers = traffic.over("tensor").inside(M, L)  # M microbatches, L layers
     assert layers.forward().count("all-gather") == 2 * M * L
 
-XLA writes one collective in several ways, all of which are read here: at once (`all-gather`) or as a start and a done
-(counted at the start); several tensors in one call (counted once per tensor); device groups as lists, as a reshaped and
-transposed range, or as axes of a mesh of its own. Small all-reduces that XLA concatenates into one flat tensor are one
-record: compare bytes, not counts, where that matters. Loops of a single iteration are unrolled and leave no trace.
+XLA writes one collective in several ways, all of which are read here: as one instruction (`all-gather`) or as a start
+and a done (counted at the start); several tensors in one call (counted once per tensor); device groups as lists, as a
+reshaped and transposed range, or as axes of a mesh of its own. Small all-reduces that XLA concatenates into one flat
+tensor are one record, so compare bytes, not counts, where that matters. Loops of a single iteration are unrolled and
+not seen as loops.
 """
 
 from __future__ import annotations
@@ -32,38 +33,39 @@ OPS = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-
 Place = Literal["layers forward", "layers backward", "each microbatch", "each step"]
 """Place of a collective in a training step.
 
-It is in the loop over the layers, forward or backward (recomputation there included), or outside it for each
-microbatch, or tick of a pipeline, or outside all these loops.
+It is the loop over the layers, forward or backward (recomputation there included), or else the loop over microbatches
+or ticks of a pipeline, or none of these loops.
 """
 PLACES: tuple[Place, ...] = get_args(Place)
 LAYERS, TICKS = r"\blayers\)*/while/", r"\b(microbatches|\w+_ticks)\)*/while/"
-"""Patterns of loops in a source, by the scopes that models and `parallel` give them; a loop of one iteration leaves
-this trace.
+"""Patterns of loops in a source, by the scopes that models and `parallel` name; even an unrolled loop leaves this
+trace.
 """
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One tensor of a collective instruction, in which every device takes part."""
+    """Describe one tensor of a collective instruction, in which every device takes part."""
 
     op: str
     """Kind of the collective, one of OPS."""
     axes: tuple[str, ...]
-    """Mesh axes along which the devices that exchange differ, in the mesh's order."""
+    """Mesh axes along which the exchanging devices differ, in the mesh's order."""
     shape: tuple[int, ...]
-    """Shape of the whole tensor: the result of an all-gather, the operand of a reduce-scatter; otherwise both are the
-    same.
+    """Shape of the whole tensor.
+
+    It is the result of an all-gather, or the operand of a reduce-scatter; in other collectives both are the same.
     """
     dtype: str
     """Dtype by XLA's name: "f32", "bf16"."""
     loop: tuple[int, ...]
     """Iterations of the loops around the collective, outermost first."""
     conditional: bool
-    """True in a branch, where the collective is executed at most `count` times."""
+    """Whether it is in a branch, and therefore executed at most `count` times."""
     source: str
-    """JAX functions that the collective comes from (XLA's `op_name`).
+    """JAX functions from which the collective comes (XLA's `op_name`).
 
-    They are those of the loop around it if XLA made it or moved it there.
+    If XLA made it or moved it, they are those of the loop around it.
     """
 
     @property
@@ -73,21 +75,21 @@ class Collective:
 
     @property
     def place(self) -> Place:
-        """Return the loop of a training step that the collective is in."""
+        """Return the loop of a training step in which the collective is."""
         if re.search(LAYERS, self.source):
             return "layers backward" if "transpose(" in self.source else "layers forward"
         return "each microbatch" if re.search(TICKS, self.source) else "each step"
 
     @property
     def bytes(self) -> int:
-        """Return the size of the whole tensor of one execution."""
+        """Return the bytes of the whole tensor in one execution."""
         bits = 8 if self.dtype == "pred" else int(re.findall(r"\d+", self.dtype)[0])
         return prod(self.shape) * bits // 8
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Collectives of one run of a program; its filters return another Traffic."""
+    """Hold the collectives of one run of a program; filters return another Traffic."""
 
     records: tuple[Collective, ...]
 
@@ -98,34 +100,34 @@ class Traffic:
         return len(self.records)
 
     def where(self, keep: Callable[[Collective], bool]) -> Traffic:
-        """Keep the collectives for which `keep` is true."""
+        """Return the collectives for which `keep` is true."""
         return Traffic(tuple(record for record in self if keep(record)))
 
     def over(self, *axes: str) -> Traffic:
-        """Keep the collectives that cross all these mesh axes, alone or together with others."""
+        """Return the collectives that cross all these mesh axes, alone or together with others."""
         return self.where(lambda record: set(axes) <= set(record.axes))
 
     def inside(self, *loop: int) -> Traffic:
-        """Keep the collectives in exactly this nest of loops.
+        """Return the collectives in exactly this nest of loops.
 
-        Loops are given as iterations, outermost first; no argument is no loop.
+        Loops are given as iterations, outermost first; no argument means outside of loops.
         """
         return self.where(lambda record: record.loop == loop)
 
     def at(self, place: Place) -> Traffic:
-        """Keep the collectives in this loop of a training step."""
+        """Return the collectives in this loop of a training step."""
         return self.where(lambda record: record.place == place)
 
     def forward(self) -> Traffic:
-        """Keep the collectives that are not in the backward pass."""
+        """Return the collectives that are not in the backward pass."""
         return self.where(lambda record: "transpose(" not in record.source)
 
     def backward(self) -> Traffic:
-        """Keep the collectives of the backward pass, its recomputation included."""
+        """Return the collectives of the backward pass, its recomputation included."""
         return self.where(lambda record: "transpose(" in record.source)
 
     def of_at_least(self, size: int) -> Traffic:
-        """Keep the collectives whose whole tensor has at least `size` bytes."""
+        """Return the collectives whose whole tensor has at least `size` bytes."""
         return self.where(lambda record: record.bytes >= size)
 
     def count(self, op: str) -> int:
@@ -137,7 +139,7 @@ class Traffic:
         return sum(record.count * record.bytes for record in self)
 
     def __str__(self) -> str:
-        """Return a table with most bytes first; "<=" marks collectives that run in a branch."""
+        """Return a table of collectives, with the most bytes first and "<=" at those in a branch."""
         counts: Counter[Collective] = Counter()
         for record in self:
             counts[replace(record, source="")] += record.count
@@ -156,11 +158,11 @@ class Traffic:
 
 
 def collectives(program: jax.stages.Compiled | str, mesh: AnyMesh) -> Traffic:
-    """Read the collectives of a compiled program.
+    """Return the collectives of a compiled program.
 
     Args:
         program: `jax.jit(f).lower(...).compile()`, or its `as_text()`.
-        mesh: the mesh that it was compiled for.
+        mesh: mesh for which it was compiled.
 
     Raises:
         ValueError: the program runs on another number of devices than the mesh has, or communicates in a loop whose
@@ -180,9 +182,7 @@ def collectives(program: jax.stages.Compiled | str, mesh: AnyMesh) -> Traffic:
 
 
 def _sources(name: str, count: int) -> list[str]:
-    """Return the source of each of `count` tensors; where XLA joined collectives, `a/(b:c)/d` names one for each
-    tensor.
-    """
+    """Return the source of each of `count` tensors; if XLA joined collectives, `a/(b:c)/d` names one for each."""
     for start in (match.start() for match in re.finditer(r"\(", name)):
         depth, cuts = 0, [start]
         for place in range(start, len(name)):
@@ -199,7 +199,7 @@ def _sources(name: str, count: int) -> list[str]:
 def _tensors(line: Instruction, op: str, ways: int) -> list[tuple[tuple[int, ...], str]]:
     """Return shape and dtype of the whole tensors that `ways` devices exchange."""
     operands = line.operands.count(",") + 1
-    # A start's type holds the operands, the results, and what belongs to XLA.
+    # The type of a start holds operands, results, and XLA's own values.
     results = line.arrays if len(line.arrays) == operands else line.arrays[operands : 2 * operands]
     dims = integers(find(r"dimensions=\{(.*?)\}", line.attributes))
     if op == "reduce-scatter":
@@ -223,7 +223,7 @@ def _axes(groups: np.ndarray, mesh: AnyMesh) -> tuple[str, ...]:
 
 
 def _groups(attributes: str, mesh: AnyMesh) -> np.ndarray:
-    """Return the devices that exchange: [groups, members], or [pairs, 2] of a permutation."""
+    """Return the groups of devices that exchange, [groups, members], or [pairs, 2] for a permutation."""
     if pairs := find(r"source_target_pairs=\{(\{.*?\})\}", attributes):
         return np.array(integers(pairs)).reshape(-1, 2)
     text = find(r"replica_groups=(mesh\[.*?\}|\[.*?\]<=\[.*?\](?:T\(.*?\))?|\{\{.*?\}\}|\{\})", attributes)
@@ -243,15 +243,16 @@ def _groups(attributes: str, mesh: AnyMesh) -> np.ndarray:
 
 
 def _range(text: str) -> np.ndarray:
-    """Read `[4,8]T(1,0)` as 0, 1, 2 ... in shape 4 x 8, transposed."""
+    """Return the range that `[4,8]T(1,0)` denotes: 0, 1, 2, ... in shape 4 x 8, transposed."""
     shape, _, order = text.partition("T")
     ids = np.arange(prod(integers(shape))).reshape(integers(shape))
     return ids.transpose(integers(order)) if order else ids
 
 
 def _mesh_groups(text: str) -> np.ndarray:
-    """Read `mesh['a'=2,'b'=8], device_ids=([8,2]T(1,0)) {'a','b':(2)4}` as groups along a and the middle of b = 2 x 4 x
-    1.
+    """Return the groups that `mesh['a'=2,'b'=8], device_ids=([8,2]T(1,0)) {'a','b':(2)4}` denotes.
+
+    Here they are groups along a and the middle of b = 2 x 4 x 1.
     """
     axes, ids, members = re.findall(r"mesh\[(.*?)\](?:, device_ids=\((.*)\))? \{(.*)\}", text)[0]
     sizes = [(name, int(size)) for name, size in re.findall(r"'?(\w+)'?=(\d+)", axes)]

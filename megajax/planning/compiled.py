@@ -1,5 +1,4 @@
-"""Comparison of a plan with its compiled program: memory by class, collectives by axis and FLOPs, next to the closed
-form.
+"""Comparison of a plan with its compiled program: memory by class, collectives by axis, and FLOPs.
 
 The program is the real training step, compiled in `megajax.planning.deviceless`.
 """
@@ -17,71 +16,71 @@ from megajax.planning.collectives import PLACES, Place
 from megajax.planning.plan import Plan, columns
 
 SIMULATED = "simulated CPU"
-"""Name of the target if there is no compiler for GPUs."""
+"""Name of the target if no compiler for GPUs is installed."""
 TOLERANCE = 0.05
 """Relative difference of traffic and FLOPs above which program and closed form contradict each other: one is wrong."""
 TINY = 2**18
-"""Bytes over an axis in a loop of a step below which differences are ignored: vectors, counts and sums of losses."""
+"""Bytes over an axis in a loop of a step below which differences are ignored (vectors, counts and sums of losses)."""
 
 
 @dataclass(frozen=True)
 class Sends:
-    """Collectives of one kind in a step, in which every device takes part."""
+    """Count the collectives of one kind in a step, in which every device takes part."""
 
     op: str
     """Kind of collective, one of `planning.collectives.OPS`."""
     axes: tuple[str, ...]
     """Mesh axes that the collectives cross."""
     loop: tuple[int, ...]
-    """Iterations of the loops around them, outermost first; none = once a step."""
+    """Iterations of the loops around them, outermost first; empty = once a step."""
     place: Place
-    """Name of these loops in a training step."""
+    """Place of these loops in a training step."""
     conditional: bool
-    """True in a branch, where `count` and `bytes` are upper bounds."""
+    """Whether they are in a branch, so that `count` and `bytes` are upper bounds."""
     count: int
     bytes: int
-    """Bytes of the whole tensors, all executions together."""
+    """Bytes of the whole tensors over all executions."""
     largest: int
     """Bytes of the largest of these tensors."""
     taken: float
-    """Bytes that are really sent, as branches are taken."""
+    """Bytes that are really sent, as often as branches are taken."""
 
 
 @dataclass(frozen=True)
 class CompiledPlan:
-    """Plan with XLA's buffer assignment and collectives for its step."""
+    """Hold a plan with the buffer assignment and the collectives that XLA has made for its step."""
 
     plan: Plan
     target: str
     """Device that the step was compiled for: a GPU's `device_kind`, or SIMULATED."""
     memory: dict[str, int]
-    """Bytes of a device: "arguments" (state and batch), "outputs" other than these, "temporary", "code"."""
+    """Bytes of a device: "arguments" (state and batch), "outputs" in memory of their own, "temporary", "code"."""
     sends: tuple[Sends, ...]
     flops: int | None
     """FLOPs of matrix products on a device in a step, if experts are used alike; None = not counted on simulated
     devices.
     """
     unused: tuple[str, ...]
-    """Inputs of the step that no result depends on."""
+    """Inputs of the step on which no result depends."""
     seconds: float
-    """Seconds to trace, lower and compile."""
+    """Seconds that tracing, lowering and compiling took."""
     host_bytes: int
     """Largest host memory that the compiling process had."""
 
     @property
     def need(self) -> int:
-        """Return the bytes of a device, without memory that no array can have."""
+        """Return the bytes that a device needs, without memory that arrays cannot use."""
         return sum(self.memory.values())
 
     @property
     def verdict(self) -> str:
-        """Return in words whether the step fits."""
+        """Return a text that tells whether the step fits."""
         fits = "" if self.target == SIMULATED else "fits: " if self.fits else "does not fit: "
         return f"{fits}XLA plans {self.need / GIB:.1f} GiB, arrays can have {self.plan.limit / GIB:.1f} GiB"
 
     @property
     def fits(self) -> bool:
-        """Tell whether a device has enough memory; for simulated ones, whether the closed form says so."""
+        """Tell whether a device has enough memory; for simulated devices, by the closed form."""
         return self.plan.fits if self.target == SIMULATED else self.need <= self.plan.limit
 
     @property
@@ -91,10 +90,10 @@ class CompiledPlan:
 
     @property
     def comparison(self) -> Mapping[str, tuple[float, float]]:
-        """Return pairs of closed form and XLA.
+        """Return pairs of closed form and XLA's value, by line.
 
-        They are bytes of "state" and "temporary" memory, bytes "over" axes by loop, and FLOPs of "products". In a step
-        of a single microbatch, what is sent for the one and for the other cannot be told apart.
+        The lines are bytes of "state" and "temporary" memory, bytes "over" axes by loop, and FLOPs of "products". In a
+        step of a single microbatch, the loop of the microbatch and the step count as one place.
         """
         memory = self.plan.stages[self.plan.fullest]
         pairs: dict[str, tuple[float, float]] = {
@@ -114,24 +113,24 @@ class CompiledPlan:
         return pairs if self.flops is None else pairs | {"products": (self.plan.time.compiled_flops, self.flops)}
 
     def deviation(self, name: str) -> float:
-        """Return how far a line of the comparison is from the closed form, relative to that."""
+        """Return the relative deviation of a line of the comparison from the closed form."""
         closed, xla = self.comparison[name]
         return xla / closed - 1 if closed else math.inf if xla else 0.0
 
     def is_planned(self, name: str) -> bool:
-        """Tell whether the closed form has the whole line; it may lack an optimizer's own products and traffic."""
+        """Tell whether the closed form covers a line; it may lack an optimizer's own products and traffic."""
         return not self.plan.uncounted or not name.endswith(("each step", "products"))
 
     def differs(self, name: str, tolerance: float) -> bool:
-        """Tell whether a line of traffic or FLOPs is further from the closed form than the share `tolerance` of it."""
+        """Tell whether a line of traffic or FLOPs deviates from the closed form by more than the share `tolerance`."""
         closed, xla = self.comparison[name]
         return abs(xla - closed) > max(tolerance * closed, TINY)
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """Return in words where XLA's program sends or multiplies other amounts than the closed form.
+        """Return texts on the amounts that XLA's program sends or multiplies otherwise than the closed form.
 
-        Simulated devices are not judged, since their compiler is another one, with other collectives.
+        Simulated devices are not judged, because their compiler uses other collectives.
         """
         if self.target == SIMULATED:
             return ()
@@ -181,7 +180,7 @@ class CompiledPlan:
 
 
 def _amount(name: str, number: float) -> str:
-    """Format the number in a line of the comparison with its unit."""
+    """Return the number in a line of the comparison with its unit."""
     if name == "products":
         return f"{number / 1e12:,.3f} TFLOP"
     return f"{number / GIB:,.2f} GiB" if number >= GIB / 10 else f"{number / 2**20:,.2f} MiB"

@@ -1,4 +1,4 @@
-"""Compile the training step for GPUs on a machine that has none.
+"""Compilation of the training step for GPUs on a machine that has none.
 
     JAX_PLATFORMS=cpu python ...
 
@@ -8,13 +8,13 @@
 
     print(compile_plan(plan(config, gpu="h100", gpus=128)))
 
-The compiler is that of JAX's CUDA plugin, told what the GPU looks like; neither GPU nor driver is needed, and nothing
-can run. The plugin complains on stderr that it found no driver (`cuInit`): harmless. Without a device nothing is
-autotuned, so the memory analysis lacks the scratch of tuned kernels; as always, it also lacks the buffers of NCCL
-(1-2 GiB), the CUDA context (0.5-0.9 GiB) and fragmentation.
+The compiler is that of JAX's CUDA plugin, with a description of the GPU. Neither GPU nor driver is needed, and the
+program cannot run. The plugin reports on stderr that it found no driver (`cuInit`), which is harmless. Without a device
+nothing is autotuned, so the memory analysis lacks the scratch of tuned kernels; as always, it also lacks the buffers of
+NCCL (1-2 GiB), the CUDA context (0.5-0.9 GiB) and fragmentation.
 
-`compile_plan` compiles in a process of its own: a compiler that crashes, or that the system kills because it needs too
-much memory, so becomes a message. That process runs this module, which reads a pickled request from stdin and writes
+`compile_plan` compiles in a process of its own, so that a message remains if the compiler crashes, or if the system
+kills it for using too much memory. That process runs this module, which reads a pickled request from stdin and writes
 one line of JSON.
 """
 
@@ -56,9 +56,9 @@ from megajax.training.schedule import Schedule
 from megajax.training.step import build_init, build_train_step
 
 XLA_FRACTION = 0.8
-"""Share of a GPU's memory that XLA plans with if no client tells it the size of its allocator (on a GPU, JAX does)."""
+"""Share of a GPU's memory that XLA plans with if no client tells it the size of its allocator, as JAX does on a GPU."""
 TARGETS = {gpu.name: gpu for gpu in GPUS if gpu.chip}
-"""GPUs that XLA's compiler can be told about, by name."""
+"""GPUs that can be described to XLA's compiler, by name."""
 
 
 def has_compiler() -> bool:
@@ -67,17 +67,17 @@ def has_compiler() -> bool:
 
 
 def gpu_topology(name: str, devices: int, gpus_per_host: int = 8) -> list[jax.Device]:
-    """Return devices to build a mesh of and compile for, one host after the other.
+    """Return devices of which a mesh can be built to compile for, ordered by host.
 
-    Where there is no GPU, `JAX_PLATFORMS=cpu` must be set before JAX looks for devices.
+    Without a GPU, `JAX_PLATFORMS=cpu` must be set before JAX looks for devices.
 
     Args:
         name: key of TARGETS.
-        devices: number of GPUs that fills whole hosts, or part of one.
-        gpus_per_host: GPUs that share a host.
+        devices: number of GPUs, which fills whole hosts or a part of one.
+        gpus_per_host: number of GPUs that share a host.
 
     Raises:
-        InputError: unknown GPU, hosts that are not full, or no CUDA plugin.
+        InputError: the GPU is unknown, a host is not full, or there is no CUDA plugin.
     """
     if name not in TARGETS:
         raise InputError(f"no compile target {name!r}: choose one of {', '.join(TARGETS)}")
@@ -98,10 +98,10 @@ def gpu_topology(name: str, devices: int, gpus_per_host: int = 8) -> list[jax.De
 def _proto(gpu: Gpu) -> str:
     """Return XLA's `stream_executor.GpuTargetConfigProto` as text.
 
-    Values that the table of GPUs lacks are the same on all of them.
+    Values that are not in the table of GPUs are the same on all GPUs.
 
-    Its memory is chosen so that XLA plans with the memory that the launcher gives JAX: with less, XLA repeats
-    collectives to save some.
+    The memory is chosen so that XLA plans with the memory that the launcher gives JAX; with less, XLA repeats
+    collectives to save memory.
     """
     chip = gpu.chip
     assert chip is not None
@@ -137,12 +137,12 @@ CHILD = ("-m", "megajax.planning.deviceless")
 MOST_SIMULATED = 64
 """Largest number of simulated devices.
 
-More of them compile for minutes, to learn little.
+Compiling for more takes minutes and tells little.
 """
 
 
 class CompiledStep(NamedTuple):
-    """Training step that is compiled and cannot run."""
+    """Hold a training step that is compiled and cannot run."""
 
     step: jax.stages.Compiled
     rules: Rules
@@ -151,14 +151,14 @@ class CompiledStep(NamedTuple):
     batch: Any
     """Shapes, dtypes and shardings of a batch."""
     seconds: float
-    """Seconds to trace, lower and compile."""
+    """Seconds that tracing, lowering and compiling took."""
 
 
 def compile_plan(plan: Plan) -> CompiledPlan:
     """Compile a plan's step for its GPU, or for simulated CPU devices where JAX's CUDA plugin is missing.
 
     Raises:
-        InputError: the GPU is no compile target, there are too many devices to simulate, or the compiler died.
+        InputError: the GPU is not a compile target, there are too many devices to simulate, or the compiler died.
     """
     if plan.gpus > MOST_SIMULATED and not has_compiler():
         raise InputError(
@@ -182,7 +182,7 @@ def compile_plan(plan: Plan) -> CompiledPlan:
 
 
 def describe_death(code: int, errors: str) -> str:
-    """Describe why the compiling process ended, and what to do.
+    """Return a message on why the compiling process ended, and what to do.
 
     Args:
         code: exit code of the process, negative for a signal.
@@ -207,7 +207,7 @@ def compile_step(config: Config, gpu: str) -> CompiledStep:
         gpu: name in `planning.deviceless.TARGETS`.
 
     Raises:
-        InputError: no such target, or no CUDA plugin to compile with.
+        InputError: the GPU is not a compile target, or there is no CUDA plugin.
     """
     start = time.perf_counter()
     devices = gpu_topology(gpu, math.prod(config.parallel.sizes.values()))
@@ -263,9 +263,9 @@ def main(argv: list[str]) -> None:
 def _sends(traffic: Traffic, share: Fraction) -> Iterator[Sends]:
     """Sum up the collectives of a program by kind; steady ticks take a share of the branches.
 
-    A pipeline's branches are for what begins or ends with a microbatch (embedding, head, the embedding's gradient), so
-    each is taken as often as there are microbatches. The code of each is in the loop over the steady ticks, and may be
-    in that of warm-up or cool-down again.
+    The branches of a pipeline contain the work at the start or end of a microbatch (embedding, head, the embedding's
+    gradient), so each is taken as often as there are microbatches. Each has its code in the loop over the steady ticks,
+    and perhaps a second time in that of warm-up or cool-down.
     """
     kinds: defaultdict[tuple[Any, ...], list[Collective]] = defaultdict(list)
     for record in traffic:
@@ -289,13 +289,13 @@ def _sends(traffic: Traffic, share: Fraction) -> Iterator[Sends]:
 
 
 def _head_share(config: Config) -> Fraction:
-    """Return the share of steady ticks in which a microbatch leaves the pipeline; only then does a branch multiply."""
+    """Return the share of steady ticks in which a microbatch leaves the pipeline; only these run the head."""
     schedule = Device.of(config).schedule
     return Fraction(schedule.microbatches, schedule.steady_ticks)
 
 
 def unused_inputs(compiled: CompiledStep) -> list[str]:
-    """Name the inputs that JAX left out of the program, since no result depends on them."""
+    """Return the names of the inputs that JAX left out of the program, because no result depends on them."""
     (state, batch), _ = compiled.step.input_shardings
     given, kept = ({"state": compiled.state, "batch": compiled.batch}, {"state": state, "batch": batch})
     names = [

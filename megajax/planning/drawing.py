@@ -1,6 +1,6 @@
 """Timelines of pipeline schedules: a row per stage, time from left to right, as text or as a self-contained SVG.
 
-A schedule that is too long to be read is drawn without a part of its middle, which repeats itself.
+If a schedule is too long to be read, a part of its middle, which repeats itself, is left out.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from megajax.parallel.pipeline.schedule import BACKWARD, FORWARD, KINDS, Kind, S
 def draw_text(schedule: Schedule, width: int = 200) -> str:
     """Draw a schedule as text in lines of at most `width` characters (or a handful of columns).
 
-    A column is a moment at which some stage starts its work, so that columns are not equally long in time. `F1.3` is
-    the forward of microbatch 3 through chunk 1 (`F3` where there is one chunk), `B` a backward, which goes on while
-    there is `-`; `.` is the bubble, and `~` stands for the part that is left out.
+    A column is a moment at which some stage starts its work, so columns are not equally long in time. `F1.3` is the
+    forward of microbatch 3 through chunk 1 (`F3` if there is one chunk), `B` is a backward, and `-` its continuation;
+    `.` is the bubble, and `~` stands for the part that is left out.
     """
     moments = sorted({work.start for stage in schedule.stages for work in stage})
     cell = 1 + max(len(schedule.label(work)) for stage in schedule.stages for work in stage)
@@ -46,18 +46,18 @@ def summary(schedule: Schedule) -> str:
 
 
 CELL, ROW, LEFT, TOP, MARGIN = 20, 26, 72, 84, 16
-"""Sizes in pixels: width of a time unit, height of a stage, left and upper end of the timeline, space around it."""
+"""Sizes in pixels: width of a time unit, height of a stage, left and upper edge of the timeline, margin."""
 COLUMNS = 300
-"""Length in time units up to which a timeline is drawn whole."""
+"""Longest timeline, in time units, that is drawn whole."""
 HUES = {"F": 0.58, "B": 0.07}
-"""Hues of forward (blue) and backward (orange), which the colour-blind can tell apart."""
+"""Hues of forward (blue) and backward (orange), distinguishable by the colour-blind."""
 INK, IDLE = "#1f2933", "#eceff2"
 
 
 def draw_svg(schedule: Schedule) -> str:
     """Draw a schedule as an SVG document.
 
-    A number is a microbatch, a shade a chunk; hovering over a cell shows all about it.
+    A number names a microbatch and a shade a chunk; hovering over a cell shows the details.
     """
     window = _Window(schedule.length, COLUMNS)
     bottom = TOP + ROW * len(schedule.stages)
@@ -119,7 +119,7 @@ def _axis(window: _Window, y: int) -> Iterator[str]:
 
 
 def _colors(kind: Kind, chunk: int, chunks: int) -> tuple[str, str]:
-    """Return the fill of a chunk, lighter for earlier ones, and the colour of text that can be read on it."""
+    """Return the fill of a chunk, lighter for earlier ones, and a colour of text that is readable on it."""
     depth = chunk / (chunks - 1) if chunks > 1 else 0.3
     red, green, blue = colorsys.hls_to_rgb(HUES[kind], 0.8 - 0.44 * depth, 0.75)
     luma = 0.299 * red + 0.587 * green + 0.114 * blue
@@ -140,7 +140,7 @@ def _names(schedule: Schedule) -> list[str]:
 
 @dataclass(frozen=True)
 class _Window:
-    """Part of `length` columns that is drawn where there is room for `limit`: three quarters from the start, one from
+    """Choose the part of `length` columns to draw if there is room for `limit`: three quarters from the start, one from
     the end.
     """
 
@@ -153,11 +153,11 @@ class _Window:
 
     @property
     def gap(self) -> int | None:
-        """Return the column that stands for the part left out; None if all is drawn."""
+        """Return the column that stands for the part left out, or None if all is drawn."""
         return self.limit * 3 // 4 if self.length > self.limit else None
 
     def of(self, start: int, end: int) -> list[int]:
-        """Return the places where the columns `start` to `end` are drawn; none if they are left out."""
+        """Return the places at which the columns `start` to `end` are drawn, or none if they are left out."""
         if self.gap is None:
             return list(range(start, end))
         left_out = self.length - self.limit

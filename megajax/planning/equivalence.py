@@ -1,12 +1,12 @@
-"""Equality of all layouts, shown by running them: train a few steps on simulated devices and compare with one device.
+"""Equivalence of all layouts: each trains a few steps on simulated devices and is compared with one device.
 
     config, _ = comparable(load_config("verify/gpt_tiny.yaml").config, devices=8)
     reference = train_layout(one_device(config), steps=5)
     for layout in every_layout(config, devices=8):
         print(layout_name(layout), compare(train_layout(layout, steps=5), reference))
 
-Batches are random, the same under every layout. Their samples are of unequal lengths, so that microbatches may differ
-in the number of tokens in the loss.
+Batches are random, the same under every layout. Their samples have unequal lengths, so that microbatches may differ in
+the number of tokens in the loss.
 
 Shapes: G global batch, S sequence, T decoder sequence.
 """
@@ -39,11 +39,11 @@ from megajax.training.step import build_init, build_train_step
 EOD, DOCUMENT = 0, 16
 """End-of-document id, and mean length of a random document."""
 PREDICTED = 0.2
-"""Share of an encoder's tokens that it has to predict."""
+"""Share of an encoder's tokens to be predicted."""
 
 
 def random_batch(config: Config, step: int) -> Batch:
-    """Make the random global batch of a step."""
+    """Return the random global batch of a step."""
     make = {"gpt": _gpt, "bert": _bert, "t5": _t5}[config.model.family]
     G = config.train.global_batch_size
     assert config.model.vocab_size is not None
@@ -52,14 +52,14 @@ def random_batch(config: Config, step: int) -> Batch:
 
 
 def random_samples(step: int, count: int, sequence: int, vocabulary: int) -> list[np.ndarray]:
-    """Make `count` random samples [S + 1] of a step, each a row of documents."""
+    """Return `count` random samples [S + 1] of a step, each a row of documents."""
     rng = np.random.default_rng(step)
     tokens = rng.integers(0, vocabulary, (count, sequence + 1))
     return list(np.where(rng.random(tokens.shape) < 1 / DOCUMENT, EOD, tokens).astype(np.int32))
 
 
 def _gpt(config: Config, step: int, G: int, vocabulary: int) -> Batch:
-    """Make a batch of samples of S / 2 to S + 1 tokens."""
+    """Return a batch of samples of S / 2 to S + 1 tokens."""
     S = config.data.seq_length
     lengths = np.random.default_rng(step).integers(S // 2, S + 2, G)
     samples = random_samples(step, G, S, vocabulary)
@@ -68,7 +68,7 @@ def _gpt(config: Config, step: int, G: int, vocabulary: int) -> Batch:
 
 
 def _bert(config: Config, step: int, G: int, vocabulary: int) -> Batch:
-    """Make a batch of pairs of texts of S / 2 to S tokens together; the last sample is an empty one."""
+    """Return a batch of pairs of texts of S / 2 to S tokens together; the last sample is empty."""
     rng = np.random.default_rng(step)
     text, lengths = _text(rng, G, config.data.seq_length, vocabulary)
     places = np.arange(text.shape[1], dtype=np.int32)
@@ -89,9 +89,7 @@ def _bert(config: Config, step: int, G: int, vocabulary: int) -> Batch:
 
 
 def _t5(config: Config, step: int, G: int, vocabulary: int) -> Batch:
-    """Make a batch of texts of S / 2 to S tokens, and of T / 2 to T tokens for the decoder, which starts one token
-    later.
-    """
+    """Return a batch of texts of S / 2 to S tokens, and of T / 2 to T decoder tokens, which start one token later."""
     rng = np.random.default_rng(step)
     text, lengths = _text(rng, G, config.data.seq_length, vocabulary)
     target, target_lengths = _text(rng, G, config.data.decoder_seq_length, vocabulary)
@@ -108,13 +106,13 @@ def _t5(config: Config, step: int, G: int, vocabulary: int) -> Batch:
 
 
 def _text(rng: np.random.Generator, G: int, S: int, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return random ids [G, S], and how many of each row are real [G], S / 2 to S."""
+    """Return random ids [G, S], and the number of real ones in each row [G], S / 2 to S."""
     return rng.integers(0, vocabulary, (G, S), dtype=np.int32), rng.integers(S // 2, S + 1, G)
 
 
 POLICIES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 GRADIENT_TOLERANCE = 1e-5
-"""Allowed difference of gradients, relative to a tensor's largest entry: that of sums in another order."""
+"""Allowed difference of gradients, relative to a tensor's largest entry, for sums in another order."""
 LOSS_TOLERANCE = 5e-6
 """Allowed relative difference of the loss at every step."""
 YARDSTICK = (
@@ -122,11 +120,11 @@ YARDSTICK = (
     f"losses within {LOSS_TOLERANCE:g} relative"
 )
 VOCABULARY = 256
-"""Vocabulary size of a model that leaves it to a tokenizer."""
+"""Vocabulary size for a model whose vocabulary comes from a tokenizer."""
 
 
 def comparable(config: Config, devices: int) -> tuple[Config, list[str]]:
-    """Return the configuration made fit for a comparison up to rounding, and the changes that this took.
+    """Return the configuration, changed so that layouts differ only by rounding, and the changes.
 
     The vocabulary is padded as much as any layout of `devices` devices needs, so that all have the same tensors.
     """
@@ -145,24 +143,24 @@ def comparable(config: Config, devices: int) -> tuple[Config, list[str]]:
 
 
 def one_device(config: Config) -> Config:
-    """Return the layout of the reference: one device that takes the whole global batch at once."""
+    """Return the reference layout: one device that takes the whole global batch at once."""
     train = replace(config.train, micro_batch_size=config.train.global_batch_size, attention="auto")
     return replace(config, parallel=ParallelConfig(data=1), train=train)
 
 
 def every_layout(config: Config, devices: int) -> list[Config]:
-    """List all legal layouts, with the rematerialisation policies taking turns."""
+    """List all legal layouts, with rematerialisation policies in turn."""
     policies = list(dict.fromkeys((config.train.remat, *POLICIES)))
     layouts = []
     for i, layout in enumerate(legal_layouts(config, devices)):
-        # One further in every round: a choice at even distances meets all policies.
+        # The policies shift by one in every round, so that layouts chosen at even distances cover all of them.
         policy = policies[(i + i // len(policies)) % len(policies)]
         layouts.append(replace(layout, train=replace(layout.train, remat=policy)))
     return layouts
 
 
 class Compiled(NamedTuple):
-    """Compiled program of a layout with its initial state and input."""
+    """Hold the compiled program of a layout, with its initial state and input."""
 
     state: Any
     """Initial train state."""
@@ -188,7 +186,7 @@ def compile_layout(config: Config) -> Compiled:
 
 @dataclass
 class Outcome:
-    """Results of a layout, on the host by name, and its traffic."""
+    """Hold the results of a layout, on the host by name, and its traffic."""
 
     initial: dict[str, np.ndarray]
     """State before the first step."""
@@ -198,7 +196,7 @@ class Outcome:
     norms: list[float] = field(default_factory=list)
     """Norm of the gradients of every step, before clipping."""
     first_gradients: dict[str, np.ndarray] = field(default_factory=dict)
-    """Gradients of the first step up to a constant factor, by the name of the moment that they were read from."""
+    """Gradients of the first step up to a constant factor, by the name of the moment from which they were read."""
     final: dict[str, np.ndarray] = field(default_factory=dict)
     """State after all steps."""
 
@@ -230,7 +228,7 @@ def gathered(tree: Any) -> dict[str, np.ndarray]:
 def unclipped_gradients(state: dict[str, np.ndarray], norm: float, clip_grad: float) -> dict[str, np.ndarray]:
     """Return the gradients of a first step up to a constant factor, from the momentum that every optimizer keeps.
 
-    Clipping is undone, since through the norm one wrong gradient makes all the others wrong.
+    Clipping is undone, because its norm would spread one wrong gradient to all others.
     """
     factor = np.float32(max(1.0, norm / clip_grad) if clip_grad else 1.0)
     return {name: value * factor for name, value in state.items() if ".mu." in name or ".trace." in name}
@@ -238,7 +236,7 @@ def unclipped_gradients(state: dict[str, np.ndarray], norm: float, clip_grad: fl
 
 @dataclass(frozen=True)
 class Difference:
-    """Distances of a layout from the reference; nan counts as too far."""
+    """Measure the distances of a layout from the reference; nan counts as too far."""
 
     initial: float
     """Largest difference of any tensor of the initial state, relative to that tensor's largest entry."""
@@ -247,11 +245,11 @@ class Difference:
     losses: float
     """Largest relative difference of the loss at any step."""
     departures: tuple[str, ...]
-    """Results outside the tolerances in words, tensors in the order of the model."""
+    """Results outside the tolerances in words, with tensors in the order of the model."""
 
 
 def compare(outcome: Outcome, reference: Outcome) -> Difference:
-    """Compare a layout with the reference."""
+    """Return the differences of a layout from the reference."""
     initial = differences(outcome.initial, reference.initial)
     gradients = differences(outcome.first_gradients, reference.first_gradients)
     relative = np.abs(np.divide(outcome.losses, reference.losses) - 1)

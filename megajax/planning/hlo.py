@@ -5,10 +5,10 @@
         line.instruction.opcode, line.loop
     flops = executed_flops(compiled)
 
-This reads the text, not XLA's own data structures, because every version of JAX gives the text.
+The text is read, and not XLA's own data structures, because every version of JAX gives the text.
 
-A multiply-add is 2 FLOPs. Nothing else counts, nor do products that XLA turned into other instructions (a vector times
-a matrix). A fused attention kernel counts by the products that it computes: two of scores forward, five backward
+A multiply-add is 2 FLOPs. Nothing else counts, not even products that XLA turned into other instructions (a vector
+times a matrix). A fused attention kernel counts by the products that it computes: two of scores forward, five backward
 (2205.14135), of half of the scores under a causal mask. Masked slots of a pipeline run like others, and count.
 """
 
@@ -29,7 +29,7 @@ UNKNOWN = 0
 
 
 class Instruction(NamedTuple):
-    """Instruction of a program, `%name = type opcode(operands), attributes`."""
+    """Hold an instruction of a program, `%name = type opcode(operands), attributes`."""
 
     name: str
     type: str
@@ -41,7 +41,7 @@ class Instruction(NamedTuple):
     def calls(self) -> list[str]:
         """Return the names of the computations that the instruction runs.
 
-        The computation by which a reduction or a sort takes two numbers is left out.
+        The computation by which a reduction or a sort combines two numbers is left out.
         """
         applied = "to_apply|" if self.opcode == "call" else ""
         found = re.findall(rf"(?:{applied}calls|body|condition|\w+_computations?)=(\{{.*?\}}|[^ ,]+)", self.attributes)
@@ -54,29 +54,29 @@ class Instruction(NamedTuple):
 
     @property
     def operand_names(self) -> list[str]:
-        """Return the names of the instructions whose results it takes."""
+        """Return the names of the instructions whose results are its operands."""
         return re.findall(r"%([\w.\-]+)", self.operands)
 
     @property
     def origin(self) -> str:
-        """Return XLA's `op_name`, the JAX functions that the instruction comes from; empty if XLA made it."""
+        """Return XLA's `op_name`, the JAX functions from which the instruction comes; empty if XLA made it."""
         return find(r'op_name="([^"]*)"', self.attributes)
 
 
 class Executed(NamedTuple):
-    """Instruction of a program that runs, with the loops around it."""
+    """Hold an instruction that a program executes, with the loops around it."""
 
     instruction: Instruction
     types: Mapping[str, str]
-    """Types of the instructions beside it, by name."""
+    """Types of the instructions in the same computation, by name."""
     loop: tuple[int, ...]
-    """Iterations of the loops around it, outermost first; UNKNOWN where they depend on data."""
+    """Iterations of the loops around it, outermost first; UNKNOWN if they depend on data."""
     conditional: bool
-    """True in a branch, where the instruction is executed at most that often."""
+    """Whether it is in a branch, and therefore executed at most that often."""
     source: str
-    """JAX functions that the instruction comes from (XLA's `op_name`).
+    """JAX functions from which the instruction comes (XLA's `op_name`).
 
-    They are those of the loop around it if XLA made it or moved it there.
+    If XLA made it or moved it, they are those of the loop around it.
     """
 
     @property
@@ -95,13 +95,13 @@ def executed(program: jax.stages.Compiled | str) -> Iterator[Executed]:
     loops = {line.origin for lines in computations.values() for line in lines if line.opcode == "while"}
 
     def moved(origin: str, around: str) -> bool:
-        """Tell whether a loop that an instruction comes from is none of those around it; unrolled ones are no loops."""
+        """Tell whether an instruction comes from a loop that is not around it; unrolled loops do not count."""
         names = (origin[: end.end()] for end in re.finditer("/while(?=/)", origin))
         return any(name in loops and not around.startswith(name) for name in names)
 
     def origin_of(line: Instruction, origins: Mapping[str, str], around: str) -> str:
-        """Return an instruction's own origin, that of an operand (XLA joins collectives), or that of most in a loop's
-        body.
+        """Return an instruction's own origin, or that of an operand (XLA joins collectives), or the commonest in a
+        loop's body.
         """
         if line.origin:
             return line.origin
@@ -140,7 +140,7 @@ def arrays(type_: str) -> list[tuple[Shape, str]]:
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Read all whole numbers of a text."""
+    """Return all whole numbers in a text."""
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
@@ -150,7 +150,7 @@ def find(pattern: str, text: str) -> str:
 
 
 def _parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """Read the instructions of every computation, and the name of the computation that is the program."""
+    """Return the instructions of every computation, and the name of the entry computation."""
     computations: dict[str, list[Instruction]] = {}
     entry = name = ""
     for line in text.splitlines():
@@ -174,11 +174,11 @@ def executed_flops(
 
     Args:
         program: `jax.jit(f).lower(...).compile()`, or its `as_text()`.
-        unknown: iterations to assume for every loop whose number depends on data; None = there must be no such loop.
-        taken: share of the times that a branch with matrix products is taken when the program comes to it.
+        unknown: number of iterations to assume for every loop whose number depends on data; None = products in such a
+        loop are an error. taken: share of its executions in which a branch with matrix products is taken.
 
     Raises:
-        ValueError: matrix products in such a loop, or a kernel whose FLOPs are not known.
+        ValueError: there are matrix products in such a loop, or a kernel of unknown FLOPs.
     """
     total = Fraction(0)
     for line in executed(program):
@@ -191,7 +191,7 @@ def executed_flops(
 
 
 def _flops(line: Executed) -> int:
-    """Count the FLOPs of one execution of an instruction."""
+    """Return the FLOPs of one execution of an instruction."""
     attributes = line.instruction.attributes
     if line.instruction.opcode == "dot":
         return _product(line, integers(find(r"lhs_contracting_dims=\{([\d,]*)\}", attributes)))
@@ -206,14 +206,14 @@ def _flops(line: Executed) -> int:
 
 
 def _product(line: Executed, contracted: tuple[int, ...]) -> int:
-    """Count the FLOPs of a matrix product: 2 m n k, times the batch."""
+    """Return the FLOPs of a matrix product: 2 m n k, times the batch."""
     ((lhs, _),) = line.operands[0]
     result, _ = line.instruction.arrays[0]
     return 2 * prod(result) * prod(lhs[dim] for dim in contracted)
 
 
 def _attention(line: Executed, target: str) -> int:
-    """Count the FLOPs of fused attention with scores [B, N, S, S].
+    """Return the FLOPs of fused attention with scores [B, N, S, S].
 
     The head size H is the last dim of the first operand.
     """

@@ -1,6 +1,6 @@
-"""The legal layouts of a model and a global batch on a number of devices; no device is needed.
+"""Legal layouts of a model and a global batch on a number of devices, found without a device.
 
-A layout is the given configuration with other `parallel` sizes and a micro batch that fits.
+A layout is the given configuration with other `parallel` sizes and a suitable micro batch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from megajax.parallel.rules import Rules
 
 
 def legal_layouts(config: Config, devices: int) -> list[Config]:
-    """List every layout of `devices` devices that this model and global batch can train on.
+    """List every layout of `devices` devices on which this model and global batch can be trained.
 
-    They have all mesh sizes and chunks per stage, with sequence parallelism and ZeRO on and off where that makes a
+    They have all mesh sizes and chunks per stage, with sequence parallelism and ZeRO on and off if that makes a
     difference. The micro batch is the configured one, or its largest divisor that the samples of a replica fill.
     """
     is_legal = legality(config.model, devices)
@@ -44,10 +44,8 @@ def meshes(devices: int) -> Iterator[dict[str, int]]:
 
 
 def legality(model: ModelConfig, devices: int) -> Callable[[Config], bool]:
-    """Build a test of layouts: their numbers have to fit together, and the sharding rules have to divide every
-    weight.
-    """
-    # The vocabulary excludes no layout: training pads it as the layout wants it.
+    """Return a test of layouts: their numbers must fit together, and the sharding rules must divide all weights."""
+    # The vocabulary excludes no layout, because training pads it for the layout.
     padded = fit_vocabulary(model, ParallelConfig(tensor=devices))
 
     @cache
@@ -85,7 +83,7 @@ def _abstract_weights(model: ModelConfig) -> Model:
 
 
 def layout_name(layout: Config) -> str:
-    """Name the settings in which a layout differs from others: `pipe=2 data=4 remat=full microbatches=2`."""
+    """Return the settings in which a layout differs from others: `pipe=2 data=4 remat=full microbatches=2`."""
     parallel, remat = layout.parallel, layout.train.remat
     sizes = {**parallel.sizes, "chunks": parallel.chunks}
     words: dict[str, object] = {key: size for key, size in sizes.items() if size > 1}
@@ -103,7 +101,7 @@ def layout_name(layout: Config) -> str:
 
 
 def layouts_on(config: Config, mesh: Mapping[str, int], sequence_parallel: Sequence[bool]) -> Iterator[Config]:
-    """Yield layouts of a mesh, legal or not, with all chunks per stage, ZeRO, and the given choices of sequence
+    """Yield the layouts of a mesh, legal or not, with all chunks per stage, ZeRO, and given choices of sequence
     parallelism.
     """
     chunks = _divisors(config.model.num_layers // mesh["pipe"]) if mesh["pipe"] > 1 else [1]

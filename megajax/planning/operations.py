@@ -23,15 +23,15 @@ WIDTH: dict[Numbers, int] = {"fp8": 1, "half": 2, "fp32": 4}
 TILE = 128 * 256
 """Entries of the product that a multiprocessor computes at a time (the largest tiles of cuBLAS)."""
 DEPTH = 256
-"""Length k at which a tile's products take as long as its start and end, when the tensor cores wait."""
+"""Length k at which a tile's products take as long as its start and end, during which the tensor cores wait."""
 LAUNCH = 4e-6
 """Seconds between the last block of a kernel and the first of the next."""
 HANDSHAKE = 15e-6
-"""Seconds until all members of a collective have met, per level of the network."""
+"""Seconds until all members of a collective have met, for each level of the network."""
 DISTURBANCE = 0.25
 """Share of a collective's time by which it slows down a computation that it runs beside.
 
-NCCL takes up to a quarter of the multiprocessors, and memory bandwidth.
+NCCL takes up to a quarter of the multiprocessors, and some memory bandwidth.
 """
 
 
@@ -39,7 +39,7 @@ def peak_flops(gpu: Gpu, numbers: Numbers) -> float:
     """Return the dense peak of matrix products, FLOP/s.
 
     Raises:
-        InputError: fp8 on a GPU that has none.
+        InputError: the GPU has no fp8.
     """
     tflops = {"fp8": gpu.fp8_tflops, "half": gpu.half_tflops, "fp32": gpu.tf32_tflops}[numbers]
     if tflops is None:
@@ -48,10 +48,10 @@ def peak_flops(gpu: Gpu, numbers: Numbers) -> float:
 
 
 def matmul_seconds(gpu: Gpu, m: float, k: float, n: float, numbers: Numbers = "half") -> float:
-    """Return the seconds of a matrix product, its result in 16 bits (fp32 from fp32).
+    """Return the seconds of a matrix product, whose result has 16 bits (fp32 from fp32).
 
     The last wave of tiles leaves half of the multiprocessors idle on average. If reading and writing the matrices takes
-    longer, the time is that.
+    longer, that is the time.
     """
     tiles = m * n / TILE
     full = tiles / (tiles + gpu.multiprocessors / 2) * k / (k + DEPTH)
@@ -62,7 +62,7 @@ def matmul_seconds(gpu: Gpu, m: float, k: float, n: float, numbers: Numbers = "h
 
 
 def attention_seconds(gpu: Gpu, flops: float) -> float:
-    """Return the seconds of fused (flash) attention; only scores that the causal mask leaves count."""
+    """Return the seconds of fused (flash) attention, given the FLOPs of the scores that a causal mask keeps."""
     return flops / (peak_flops(gpu, "half") * gpu.speed.attention) + LAUNCH
 
 
@@ -72,15 +72,16 @@ def memory_seconds(gpu: Gpu, size: float) -> float:
 
 
 def gather_seconds(gpu: Gpu, size: float, members: int, stride: int) -> float:
-    """Return the seconds of an all-gather to `size` bytes, or of a reduce-scatter of as many; an all-reduce is both.
+    """Return the seconds of an all-gather to `size` bytes, or of a reduce-scatter of `size` bytes; an all-reduce is
+    both.
 
-    Data goes round rings over NVLink inside a node and, at the same time, between nodes over the network cards of all
+    Data goes round rings, over NVLink inside a node and at the same time between nodes, over the network cards of all
     members that share a node.
 
     Args:
-        gpu: GPU of which `link_domain` make a node.
+        gpu: type of GPU, of which `link_domain` make a node.
         size: bytes of the whole array.
-        members: devices of a group.
+        members: number of devices in a group.
         stride: distance from one member to the next, in devices.
     """
     if members == 1:
@@ -93,9 +94,9 @@ def gather_seconds(gpu: Gpu, size: float, members: int, stride: int) -> float:
 
 
 def send_seconds(gpu: Gpu, size: float, members: int, stride: int) -> float:
-    """Return the seconds until every member of a ring has handed `size` bytes to the next.
+    """Return the seconds until every member of a ring has sent `size` bytes to the next one.
 
-    Arguments are those of `gather_seconds`.
+    The arguments are those of `gather_seconds`.
     """
     if members == 1:
         return 0.0
@@ -109,7 +110,7 @@ def _in_a_node(gpu: Gpu, members: int, stride: int) -> int:
 
 
 def beside(communication: float, computation: float, exposed: float = 0.0) -> float:
-    """Return the seconds that communication adds to a computation that it runs beside.
+    """Return the seconds that communication adds to a computation beside which it runs.
 
     Args:
         communication: seconds of the communication.
@@ -122,7 +123,7 @@ def beside(communication: float, computation: float, exposed: float = 0.0) -> fl
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds of a device by what they are spent on, and FLOPs; communication counts as far as it is exposed."""
+    """Add up the seconds of a device by their use, and FLOPs; only exposed communication counts."""
 
     matmul: float = 0.0
     attention: float = 0.0
@@ -133,7 +134,7 @@ class Work:
     expert: float = 0.0
     pipe: float = 0.0
     flops: float = 0.0
-    """FLOPs that run, with recomputed ones and without masked scores of fused attention."""
+    """FLOPs that run, including recomputed ones and excluding masked scores of fused attention."""
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
@@ -153,5 +154,5 @@ class Work:
 
 
 def total(works: Iterable[Work]) -> Work:
-    """Add up several pieces of work."""
+    """Return the sum of several pieces of work."""
     return sum(works, Work())

@@ -1,11 +1,11 @@
-"""The plan of one layout: the memory that a run needs and how fast it will be, in closed form.
+"""The plan of one layout: memory and speed of a run, in closed form.
 
     planned = plan(config, gpu="h100", gpus=128)
     print(planned)                     # a table
     planned.fits, planned.time.seconds, planned.as_dict()
 
-Nothing is compiled, no device is needed. `like="megatron"` is Megatron-LM's accounting of the same layout, which
-published figures measure.
+Nothing is compiled and no device is needed. `like="megatron"` is Megatron-LM's accounting of the same layout, for
+comparison with published figures.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from megajax.planning.traffic import Sent, traffic_by_axis
 Like = Literal["megajax", "megatron"]
 CONVENTIONS: tuple[AttentionConvention, ...] = ("full", "causal")
 TOKENS = 300e9
-"""Default of the token budget, which is that of GPT-3 (2005.14165)."""
+"""Default of the token budget: that of GPT-3 (2005.14165)."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of one layout on one kind of GPU."""
+    """Hold the plan of one layout on one type of GPU."""
 
     config: Config
     """Configuration with the mesh in `parallel` and a padded vocabulary."""
@@ -50,26 +50,28 @@ class Plan:
     parameters: int
     """Number of parameters of the model, without the vocabulary's padding."""
     stages: Mapping[str, StageMemory]
-    """Memory of a device of the "first", "middle" and "last" pipeline stage; without stages they are the same."""
+    """Memory of a device of the "first", "middle" and "last" pipeline stage, which are the same without stages."""
     limit: float
-    """Bytes that arrays can have on a GPU."""
+    """Bytes of memory for arrays on a GPU."""
     logits: int
-    """Bytes of the fp32 logits of a micro batch on a device, were they held all at once."""
+    """Bytes of all fp32 logits of a micro batch on a device, if they were held at once."""
     time: StepTime
     communication: Mapping[str, Sent]
-    """Communication by mesh axis; axes of a single device are left out."""
+    """Communication by mesh axis, without axes of a single device."""
     flops: Mapping[AttentionConvention, Flops]
     """FLOPs of a step on all devices, by attention convention."""
     hardware_flops: Mapping[AttentionConvention, int] | None
-    """FLOPs of a step with recomputation; None = recomputation by name, for which the papers have no formula."""
+    """FLOPs of a step with recomputation; None = activations are recomputed by name, for which the papers have no
+    formula.
+    """
     bubble: float
-    """Time that pipeline stages wait over the time that they compute."""
+    """Time that pipeline stages wait, divided by the time that they compute."""
     tokens: float
     """Token budget of the whole run."""
 
     @property
     def need(self) -> float:
-        """Return the bytes of the fullest device."""
+        """Return the bytes that the fullest device needs."""
         return self.stages[self.fullest].total
 
     @property
@@ -84,12 +86,12 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the tokens per second on all devices together."""
+        """Return the tokens per second of all devices together."""
         return self.time.tokens_per_second
 
     @property
     def days(self) -> float:
-        """Return the days that the token budget takes without a break."""
+        """Return the days that the token budget takes without an interruption."""
         return self.time.days(self.tokens)
 
     @property
@@ -99,14 +101,12 @@ class Plan:
 
     @property
     def load(self) -> Load | None:
-        """Return the load that the experts of a mixture are planned with, or None if the model is no mixture."""
+        """Return the load of the experts with which a mixture is planned, or None if the model is no mixture."""
         return Device(self.config, self.mesh).load
 
     @property
     def uncounted(self) -> str | None:
-        """Return in words the work of the step that memory, time and communication leave out, or None if it is
-        negligible.
-        """
+        """Return in words the work that memory, time and communication leave out, or None if it is negligible."""
         if self.config.optim.name != "muon" or self.like == "megatron":
             return None
         return (
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """Return in words whether the layout fits."""
+        """Return a text that tells whether the layout fits."""
         spare = (self.limit - self.need) / GIB
         given = memory_variable() if self.like == "megajax" else None
         why = f", as {given} is {memory_fraction():g}" if given else ""
@@ -128,7 +128,7 @@ class Plan:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan with the stable keys that `planning.schema.SCHEMA` documents; sizes in bytes, times in
+        """Return the plan with the stable keys documented by `planning.schema.SCHEMA`, sizes in bytes and times in
         seconds.
         """
         parallel, train, time = self.config.parallel, self.config.train, self.time
@@ -237,7 +237,7 @@ class Plan:
 
 
 def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Format cells below one another, right-aligned except at the positions `left`."""
+    """Return cells in aligned columns, right-aligned except at the positions `left`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligns = ["<" if i in left else ">" for i in range(len(widths))]
     lines = ([f"{cell:{a}{w}}" for cell, a, w in zip(row, aligns, widths, strict=True)] for row in rows)
@@ -250,16 +250,16 @@ def plan(
     """Plan a layout.
 
     Args:
-        config: configuration with a known vocabulary, of the model or the tokenizer.
-        gpu: name in `costs.hardware.GPUS`, or one of your own.
+        config: configuration whose model or tokenizer gives the vocabulary size.
+        gpu: name in `costs.hardware.GPUS`, or a `Gpu` of your own.
         gpus: number of GPUs; unset, those of one replica times `parallel.data`.
-        like: program whose memory and time are planned: this repository, or Megatron-LM, which most published figures
-            measure.
+        like: program whose memory and time are planned: this repository, or Megatron-LM, of which most published
+            figures are.
         tokens: token budget of the whole run.
 
     Raises:
-        InputError: unknown GPU, a kind of model that Megatron-LM's accounting lacks, or mesh, batch and model do not
-            divide.
+        InputError: the GPU is unknown, Megatron-LM's accounting lacks the kind of model, or mesh, batch and model do
+            not divide.
     """
     if not tokens > 0:
         raise InputError(f"tokens is {tokens:g}: expected more than 0")
@@ -306,7 +306,7 @@ def on_gpus(config: Config, gpus: int | None = None) -> tuple[Config, dict[str, 
 
 
 def with_vocabulary(config: Config) -> Config:
-    """Give the model its tokenizer's vocabulary, padded as in training, even if the tokenizer is yet to be trained."""
+    """Set the model's vocabulary size from its tokenizer, padded as in training, even if that is not trained yet."""
     model, tokenizer, parallel = config.model, config.tokenizer, config.parallel
     size = model.vocab_size
     if size is None and tokenizer.type == "sentencepiece" and tokenizer.model is None:

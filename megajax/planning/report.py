@@ -1,6 +1,6 @@
-"""The HTML page of a plan: memory, time, communication, arithmetic, pipeline and, after a search, its layouts.
+"""HTML page of a plan: memory, time, communication, arithmetic, pipeline and, after a search, its layouts.
 
-The page is a single file without scripts that loads nothing. Every picture has its numbers beside it or inside it, for
+The page is a single file without scripts, and it loads nothing. Every picture has its numbers beside or inside it, for
 paper and for screen readers.
 """
 
@@ -89,31 +89,31 @@ svg { display: block; width: 100%; } svg text { fill: var(--ink); font-size: 12.
 
 
 def section(title: str, *parts: str, wide: bool = False) -> str:
-    """Make a card with a heading, over both columns if `wide`."""
+    """Return a card with a heading, over both columns if `wide`."""
     start = '<section class="wide">' if wide else "<section>"
     return "\n".join((start, f"<h2>{escape(title)}</h2>", *parts, "</section>"))
 
 
 def column(*sections: str) -> str:
-    """Put cards below one another."""
+    """Return cards below one another."""
     return f'<div class="column">{"".join(sections)}</div>'
 
 
 def note(text: str) -> str:
-    """Make a paragraph in small print."""
+    """Return a paragraph in small print."""
     return f'<p class="note">{escape(text)}</p>'
 
 
 def tiles(facts: Iterable[tuple[str, str]]) -> str:
-    """Make a row of numbers, which are HTML, each with its meaning below."""
+    """Return a row of numbers (HTML), each with its meaning below."""
     cells = (f'<div class="tile"><b>{number}</b><small>{escape(meaning)}</small></div>' for number, meaning in facts)
     return f'<section class="wide tiles">{"".join(cells)}</section>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], strong: int | None = None) -> str:
-    """Make a table of HTML cells, whose first column names the rows; the row `strong` stands out.
+    """Return a table of HTML cells whose first column names the rows; the row `strong` stands out.
 
-    Numbers are right-aligned; a column whose heading begins with a blank is text.
+    Numbers are right-aligned; a column whose heading begins with a space is text.
     """
     words = [' class="text"' if name.startswith(" ") else "" for name in head]
     lines = [_row("col", head, ["th"] * len(head), words)]
@@ -130,17 +130,17 @@ def _row(scope: str, cells: Sequence[str], tags: Sequence[str], words: Sequence[
 
 
 def bar(share: float, color: str) -> str:
-    """Make a table cell that shows a share of the longest bar, in a colour of the page: work, send or soft."""
+    """Return a table cell that shows a share of the longest bar, in a colour of the page: work, send or soft."""
     return f'<span class="bar" style="width:{100 * share:.1f}%;background:var(--{color})"></span>'
 
 
 def swatch(color: str) -> str:
-    """Make the key to a colour."""
+    """Return the key to a colour."""
     return f'<span class="swatch" style="background:{color}"></span>'
 
 
 def svg(title: str, box: tuple[float, float, float, float], body: Iterable[str], attributes: str = "") -> str:
-    """Make a picture as wide as its place; `box` is x, y, width and height of the part that it shows."""
+    """Return a picture that fills its place's width; `box` is x, y, width and height of the visible part."""
     view = " ".join(f"{number:g}" for number in box)
     return f'<svg role="img" viewBox="{view}" {attributes}><title>{escape(title)}</title>{"".join(body)}</svg>'
 
@@ -156,17 +156,17 @@ MEMORY = {
 }
 """Fields of StageMemory -> explanation and colour."""
 LAYOUTS = 20
-"""Number of a search's layouts that are listed."""
+"""Number of layouts that are listed after a search."""
 WIDTH, READABLE = 1150, 14
-"""Width in pixels of a pipeline on the page, and of the narrowest cell that has room for its number."""
+"""Width of a pipeline on the page, and of the narrowest cell with room for its number, in pixels."""
 
 
 def html_report(plan: Plan, candidates: Sequence[Candidate] = ()) -> str:
-    """Make the page of a plan.
+    """Return the page of a plan.
 
     Args:
         plan: plan that the page shows.
-        candidates: layouts of a search, the fastest first; those beyond `LAYOUTS` are counted only.
+        candidates: layouts of a search, the fastest first; those beyond `LAYOUTS` are only counted.
     """
     whose = "" if plan.like == "megajax" else ", as Megatron-LM would hold and run it"
     train = plan.config.train
@@ -220,7 +220,7 @@ def _memory(plan: Plan) -> str:
 
 
 def _stack(plan: Plan, stages: dict[str, StageMemory]) -> str:
-    """Draw a bar for each stage over the memory of a GPU."""
+    """Return a picture of a bar for each stage over the memory of a GPU."""
     width, step, thick, memory_bytes = 560, 46, 22, plan.gpu.memory_bytes
     scale = width / max(memory_bytes, plan.need)
     bottom, limit = step * len(stages) + 6, plan.limit * scale
@@ -301,7 +301,7 @@ def _pipeline(plan: Plan) -> str:
 
 
 def _timeline(schedule: Schedule) -> str:
-    """Fit the cells of `draw_svg` into the page, without numbers where these could not be read."""
+    """Return the cells of `draw_svg`, fitted to the page, without numbers where they would not be readable."""
     stages, columns = len(schedule.stages), min(schedule.length, COLUMNS)
     width, height = CELL * columns, ROW * stages
     cells = re.findall(r"<g>.*?</g>", draw_svg(schedule))
@@ -349,7 +349,7 @@ def _layouts(plan: Plan, candidates: Sequence[Candidate]) -> str:
 
 
 def _count(number: float) -> str:
-    """Write a large number in words."""
+    """Return a large number in words."""
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if number >= 0.9995 * size:
             return f"{number / size:,.4g} {name}"

@@ -1,11 +1,11 @@
 """Time of a training step: matrix products, memory traffic and communication over the peaks of the GPU.
 
 Every microbatch goes through the layers of each stage; while the pipeline fills and drains, stages wait. Once a step,
-gradients and weights cross `data` and the optimizer runs. Communication that runs beside computation counts as far as
-it takes longer, and for the time by which it slows the computation down.
+gradients and weights cross `data` and the optimizer runs. Communication beside computation counts only for the time by
+which it is longer, and for that by which it slows the computation down.
 
-Predictions are compared with published step times in tests/planning/test_step_time.py. They do not include reading
-data, evaluation, checkpoints, slow devices among many, and congestion of a network that others use.
+Predictions are compared with published step times in tests/planning/test_step_time.py. They do not include the reading
+of data, evaluation, checkpoints, slow devices among many, and congestion of a shared network.
 
 Letters: P stages, v chunks per stage, M microbatches, L layers.
 """
@@ -56,24 +56,24 @@ LABELS = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """Predicted time of one step. `parts` add up to it; communication counts as far as nothing hides it."""
+    """Hold the predicted time of one step, to which `parts` add up; only exposed communication counts."""
 
     parts: Mapping[str, float]
-    """Seconds by the keys of LABELS."""
+    """Seconds of each part, by the keys of LABELS."""
     model: ModelConfig
     batch: int
-    """Samples of a step."""
+    """Number of samples in a step."""
     sequence: int
-    """Tokens of a sample (t5: those that the encoder sees)."""
+    """Number of tokens in a sample (t5: of the encoder)."""
     decoder_sequence: int
-    """Tokens of a sample that the decoder of t5 sees; else 0."""
+    """Number of tokens in a sample of t5's decoder; else 0."""
     devices: int
     peak: float
     """Peak FLOP/s of one device, in the numeric format of the blocks' matrix products."""
     executed_flops: float
-    """FLOPs of a step on all devices, with recomputed ones and without masked scores of fused attention."""
+    """FLOPs of a step on all devices, including recomputed ones and excluding masked scores of fused attention."""
     compiled_flops: float
-    """FLOPs of a step in one device's program, with the slots in which a pipeline fills and drains."""
+    """FLOPs of a step in one device's program, including the slots in which a pipeline fills and drains."""
 
     @property
     def seconds(self) -> float:
@@ -82,7 +82,7 @@ class StepTime:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the tokens per second on all devices together."""
+        """Return the tokens per second of all devices together."""
         return self.batch * (self.sequence + self.decoder_sequence) / self.seconds
 
     def tflops(self, attention: AttentionConvention) -> float:
@@ -91,25 +91,25 @@ class StepTime:
         return flops / self.devices / self.seconds / 1e12
 
     def mfu(self, attention: AttentionConvention) -> float:
-        """Return the model FLOPs over those that the devices could do at their peak."""
+        """Return the model FLOPs divided by those of the devices at their peak."""
         return self.tflops(attention) * 1e12 / self.peak
 
     @property
     def hfu(self) -> float:
-        """Return the executed FLOPs over those that the devices could do at their peak."""
+        """Return the executed FLOPs divided by those of the devices at their peak."""
         return self.executed_flops / self.devices / self.seconds / self.peak
 
     def days(self, tokens: float) -> float:
-        """Return the days to train on `tokens` tokens without a break."""
+        """Return the days that training on `tokens` tokens takes without an interruption."""
         return tokens / self.tokens_per_second / 86_400
 
     def gpu_hours(self, tokens: float) -> float:
-        """Return the hours of all devices together to train on `tokens` tokens."""
+        """Return the GPU-hours that training on `tokens` tokens takes."""
         return 24 * self.days(tokens) * self.devices
 
     @property
     def limit(self) -> str:
-        """Return the part that takes longest and the next one: "matrix products 71 %, pipeline bubble 9 %"."""
+        """Return the longest part and the next one: "matrix products 71 %, pipeline bubble 9 %"."""
         longest = sorted(self.parts.items(), key=lambda part: -part[1])[:2]
         return ", ".join(f"{LABELS[name]} {seconds / self.seconds:.0%}".replace("%", " %") for name, seconds in longest)
 
@@ -120,11 +120,11 @@ def step_time(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Traine
     Args:
         config: configuration with a known vocabulary, whose layout is that of the mesh.
         mesh: size of every axis.
-        gpu: GPU, which also says how many share a node.
+        gpu: type of GPU, which also gives the number of GPUs in a node.
         trainer: training program.
 
     Raises:
-        InputError: the attention kernel that is asked for cannot run, or the GPU lacks the numbers.
+        InputError: the configured attention kernel cannot run, or the GPU lacks the numeric format.
     """
     device, cuts = Device(config, mesh), cuts_of(config, mesh, gpu, trainer)
     cut = cuts[-1]
@@ -157,9 +157,7 @@ def cuts_of(config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer)
 
 
 def _microbatch(device: Device, cuts: Sequence[Cut]) -> tuple[Work, Work]:
-    """Return the work of a microbatch, forward and backward, on the busiest stage and on one without embedding and
-    head.
-    """
+    """Return the work of a microbatch (both passes), on the busiest stage and on one without embedding and head."""
     cut, before = cuts[-1], zip(device.stacks, cuts[:-1], strict=False)
     stages, chunks, stride = device.mesh["pipe"], device.config.parallel.chunks, device.stride("pipe")
     layers = device.layers
@@ -180,7 +178,7 @@ def _microbatch(device: Device, cuts: Sequence[Cut]) -> tuple[Work, Work]:
 
 
 def weights_in_step(device: Device, trainer: Trainer) -> float:
-    """Count the weights of a device of the fullest stage, as it holds them during a step."""
+    """Return the number of weights that a device of the fullest stage holds during a step."""
     model, mesh = device.config.model, device.mesh
     tables = table_parameters(model) / (mesh["pipe"] if trainer.shares_vocabulary else 1)
     blocks = 0.0
@@ -194,11 +192,11 @@ def weights_in_step(device: Device, trainer: Trainer) -> float:
 def _over_data(device: Device, cut: Cut, microbatch: Work) -> float:
     """Return the exposed seconds of communication over `data`.
 
-    Gradients are reduced; then weights are gathered under ZeRO-1, and gradients otherwise.
+    Gradients are reduce-scattered; then weights are gathered under ZeRO-1, and gradients otherwise.
     """
     trainer, mesh, parallel = cut.trainer, device.mesh, device.config.parallel
     replicas, stride = mesh["data"], device.stride("data")
-    if not trainer.scans_layers:  # context shards are replicas too, and the nearest ones
+    if not trainer.scans_layers:  # context shards are replicas too, the nearest ones
         replicas, stride = replicas * mesh["context"], device.stride("context") if mesh["context"] > 1 else stride
     number = weights_in_step(device, trainer)
     reduce = gather_seconds(cut.gpu, trainer.gradient_bytes * number, replicas, stride)
@@ -206,7 +204,7 @@ def _over_data(device: Device, cut: Cut, microbatch: Work) -> float:
     gather = gather_seconds(cut.gpu, width * number, replicas, stride)
     if not trainer.hides_data:
         return reduce + gather
-    # The gradients of a chunk are complete, and its weights needed, within the last and first group of microbatches.
+    # A chunk's gradients are complete within the last group of microbatches, and its weights are needed in the first.
     group = min(device.microbatches, mesh["pipe"]) if parallel.chunks > 1 else 1
     forward = microbatch.seconds * group / 3
     layers = device.layers
@@ -216,7 +214,8 @@ def _over_data(device: Device, cut: Cut, microbatch: Work) -> float:
 def _optimizer(device: Device, cut: Cut) -> float:
     """Return the seconds of the optimizer.
 
-    Norm, update and cast pass the fp32 gradient twice, weight in and out, moments in and out, weight again, and copy.
+    Norm, update and cast read the fp32 gradient twice, read and write weight and moments, read the weight again and
+    write the copy.
     """
     at_rest = weights_in_step(device, cut.trainer) / (device.mesh["data"] if device.config.parallel.zero else 1)
     copy = 0 if cut.numbers == "fp32" else 4 + WIDTH[cut.numbers]

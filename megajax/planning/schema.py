@@ -1,7 +1,7 @@
 """Keys of the JSON that `python -m megajax.plan --json FILE` writes, as a JSON Schema.
 
-The keys stay what they are: new ones may be added, none is renamed, and none changes its meaning or unit. Values whose
-keys end in `bytes` are bytes, in `seconds` seconds; they are those of one GPU unless the description says otherwise.
+Keys may be added, but none is renamed, and none changes its meaning or unit. Values whose keys end in `bytes` or
+`seconds` have that unit, and are those of one GPU unless the description says otherwise.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""The search for the fastest layout on a number of GPUs: every legal one, pruned by memory, ranked by predicted step
-time.
+"""Search for the fastest layout on a number of GPUs: legal layouts, pruned by memory, ranked by predicted step time.
 
     ranking = search_layouts(config, gpu_named("h100"), 1024)
     ranking[0].config.parallel, ranking[0].time.seconds     # the best
     ranking[1].verdict                                      # "2 % slower: pipeline bubble"
 
-A layout is a mesh, chunks per stage and ZeRO; each comes with the micro batch and the recomputation that make it
-fastest among those that fit. Nothing is compiled, no device is needed.
+A layout is a mesh, chunks per stage and ZeRO; each gets the micro batch and the recomputation with which it is fastest
+and fits. Nothing is compiled and no device is needed.
 
-`smallest_remedy` stays near a plan that does not fit: it looks for the fewest keys to change, and among such changes
-for the fastest step. On the same GPUs a change is a smaller micro batch, more recomputation, ZeRO-1, more chunks per
-stage, or a factor moved from one mesh axis to another; where none of these fit, it is more GPUs as well.
+`smallest_remedy` stays near a plan that does not fit: it finds the fewest keys to change, and among such changes the
+fastest step. On the same GPUs a change is a smaller micro batch, more recomputation, ZeRO-1, more chunks per stage, or
+a factor moved from one mesh axis to another; if none of these fits, the change adds GPUs as well.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Candidate:
-    """Layout of a search with its memory, time and verdict."""
+    """Describe a layout of a search by its memory, time and verdict."""
 
     config: Config
     mesh: Mapping[str, int]
     memory: float
-    """Bytes needed on the fullest device."""
+    """Bytes that the fullest device needs."""
     time: StepTime | None
     """Predicted time of a step; None = the layout does not fit."""
     verdict: str
@@ -48,14 +47,14 @@ class Candidate:
 
 
 def search_layouts(config: Config, gpu: Gpu, gpus: int, tensor_across_nodes: bool = False) -> list[Candidate]:
-    """Rank every legal layout of `gpus` GPUs, the fastest first; those that do not fit come last, the smallest first.
+    """Return every legal layout of `gpus` GPUs, fastest first, followed by those that do not fit, smallest first.
 
     Args:
-        config: configuration with model (its vocabulary known), data and batch; its own layout, micro batch and
+        config: configuration with model (of known vocabulary), data and batch; its layout, micro batch and
             recomputation are ignored.
         gpu: type of GPU.
         gpus: number of GPUs.
-        tensor_across_nodes: try tensor parallelism over the network too, which is hardly ever faster.
+        tensor_across_nodes: whether to try tensor parallelism over the network too, which is rarely faster.
 
     Raises:
         InputError: no layout divides model and batch.
@@ -78,14 +77,14 @@ def search_layouts(config: Config, gpu: Gpu, gpus: int, tensor_across_nodes: boo
 
 def _layouts(config: Config, mesh: Mapping[str, int], is_legal: Callable[[Config], bool]) -> Iterator[Config]:
     """Yield the legal layouts of a mesh with every micro batch, small ones first."""
-    # Sequence parallelism costs nothing where it can be had.
+    # Sequence parallelism costs nothing where it is possible.
     sequence_parallel = config.data.seq_length % (mesh["context"] * mesh["tensor"]) == 0
     parallel = ParallelConfig(**mesh, zero=0, whole_heads=False, sequence_parallel=sequence_parallel)
     train = replace(config.train, micro_batch_size=1)
     config = replace(config, model=fit_vocabulary(config.model, parallel), train=train, parallel=parallel)
     if config.train.attention == "cudnn" and mesh["context"] > 1:
         return
-    if not is_legal(config):  # then nothing is that asks for more
+    if not is_legal(config):  # then no variant with more chunks or ZeRO is legal
         return
     for size in MICRO_BATCHES:
         if Device(config, mesh).samples % size == 0:
@@ -104,7 +103,7 @@ def _best_variant(layouts: list[Config], mesh: Mapping[str, int], gpu: Gpu) -> C
         selective = _candidate(layout, "selective", mesh, gpu)
         other = _candidate(layout, "none" if selective.time else "full", mesh, gpu)
         tried += [selective, other]
-        if not (selective.time or other.time):  # larger micro batches need more
+        if not (selective.time or other.time):  # larger micro batches need more memory
             break
     return min(tried, key=_rank)
 
@@ -139,15 +138,15 @@ def _verdict(candidate: Candidate, fastest: StepTime | None, gpu: Gpu) -> str:
 
 MOST_CHANGES = 3
 SMALLEST_STATE = 8
-"""Bytes of a parameter and its optimizer state that every layout needs."""
+"""Bytes of weights and optimizer state per parameter that every layout needs at least, over all its devices."""
 MOVES = (2, 4, 8)
 """Factors that may move from one mesh axis to another."""
 Values = Mapping[str, Any]
-"""Configuration keys, or mesh axes -> the values to set them to."""
+"""Configuration keys, or mesh axes -> their new values."""
 
 
 def smallest_remedy(failed: Plan) -> tuple[str, Plan] | None:
-    """Return the smallest change, as words of a command line, and the plan that fits with it, or None if there is none
+    """Return the smallest change, as words of a command line, and the plan that then fits, or None if there is none
     nearby.
 
     Args:
@@ -166,7 +165,7 @@ def smallest_remedy(failed: Plan) -> tuple[str, Plan] | None:
 
 
 def _changed(failed: Plan, more: int, count: int) -> Iterator[tuple[Values, Plan]]:
-    """Yield the legal plans with `more` times the GPUs and `count` of the options taken, with their changes."""
+    """Yield the legal plans with `more` times the GPUs and `count` of the options chosen, with their changes."""
     mesh = {**failed.mesh, "data": failed.mesh["data"] * more}
     for options in combinations(_options(failed, mesh), count):
         for choice in product(*options):
@@ -181,7 +180,7 @@ def _changed(failed: Plan, more: int, count: int) -> Iterator[tuple[Values, Plan
 
 
 def _options(failed: Plan, mesh: Values) -> list[list[Values]]:
-    """Return groups of changes that exclude one another."""
+    """Return groups of changes, of which only one in each group can be made."""
     train, parallel = failed.config.train, failed.config.parallel
     halves = [train.micro_batch_size >> n for n in range(1, train.micro_batch_size.bit_length())]
     stronger = {"none": ["selective", "full"], "full": []}.get(str(train.remat), ["full"])
@@ -198,7 +197,7 @@ def _options(failed: Plan, mesh: Values) -> list[list[Values]]:
 
 
 def _moves(mesh: Values, widest: int, more: tuple[str, ...]) -> Iterator[Values]:
-    """Yield meshes of the same size with a factor moved from one axis to another, tensor parallelism inside a node."""
+    """Yield meshes of the same size with a factor moved from one axis to another, `tensor` inside a node."""
     for (source, target), factor in product(product(AXES, ("fsdp", "tensor", "pipe", "context", *more)), MOVES):
         if source != target and mesh[source] % factor == 0:
             sizes = {source: mesh[source] // factor, target: mesh[target] * factor}
