@@ -259,8 +259,8 @@ def _tempered(x: np.ndarray) -> np.ndarray:
 
 
 def shuffled(count: int, seed: int) -> np.ndarray:
-    """Return 0 to count - 1, int64, in the order of a Fisher-Yates shuffle from the end, in little more memory than
-    that.
+    """Return 0 to count - 1, int64, shuffled as by Fisher and Yates from the end; this takes little more memory than
+    the result.
 
     Number i changes places with number (draw mod i + 1).
     """

@@ -175,7 +175,8 @@ def executed_flops(
     Args:
         program: `jax.jit(f).lower(...).compile()`, or its `as_text()`.
         unknown: number of iterations to assume for every loop whose number depends on data; None = products in such a
-        loop are an error. taken: share of its executions in which a branch with matrix products is taken.
+            loop are an error.
+        taken: share of its executions in which a branch with matrix products is taken.
 
     Raises:
         ValueError: there are matrix products in such a loop, or a kernel of unknown FLOPs.

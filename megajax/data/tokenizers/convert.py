@@ -26,7 +26,7 @@ _SPACE = "\u2581"
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _UNKNOWN_MARK = "\ufdd0"
-"""Stand-in for unknown text, whose sign begins with a space, until leading spaces are removed (no character)."""
+"""Stand-in (no character) for unknown text until leading spaces are removed, so that those of its sign remain."""
 _NEVER = -1e6
 """Score with which a piece is never chosen if the text can be cut otherwise."""
 
