@@ -158,6 +158,10 @@ def test_explanation_of_a_parameter_that_nothing_shares(capsys: pytest.CaptureFi
     ("words", "message"),
     [
         ("quickstart.yaml --explain layers.attention.kqv", "no such parameter; choose one of blocks.attention.out, "),
+        (
+            "models/mixtral_8x7b.yaml model.dense_layers=1 --explain layers.attention.qkv",
+            "model.dense_layers 1: costs are known of mixtures whose layers all have experts; plan or explain",
+        ),
         ("nowhere.yaml", "nowhere.yaml not found"),
         ("quickstart.yaml --devices 0", "--devices is 0: expected 1 or more"),
         ("quickstart.yaml --devices many", "--devices: invalid int value: 'many'"),

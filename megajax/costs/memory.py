@@ -22,7 +22,7 @@ from functools import cached_property
 from megajax.config import Config, InputError
 from megajax.config.train import ACTIVATION_NAMES
 from megajax.costs.device import Device, expert_load
-from megajax.costs.weights import Counts, count_weights
+from megajax.costs.weights import Counts, count_weights, require_one_kind
 from megajax.models.cross_entropy import CHUNK_LOGITS
 from megajax.models.families import batch_arrays
 from megajax.models.model import Stack
@@ -78,7 +78,7 @@ def stage_memory(config: Config, mesh: Mapping[str, int], stage: int) -> StageMe
         stage: number of the stage, 0 to P - 1.
 
     Raises:
-        InputError: there is no such stage, or the stages do not divide the layers.
+        InputError: there is no such stage, the stages do not divide the layers, or these differ in what they hold.
     """
     if not 0 <= stage < mesh["pipe"]:
         raise InputError(f"there is no pipeline stage {stage}: choose one of 0 to {mesh['pipe'] - 1}")
@@ -117,7 +117,11 @@ def saved_per_layer(config: Config, mesh: Mapping[str, int], stack: Stack | None
         config: configuration with a known vocabulary.
         mesh: size of every axis.
         stack: stack to which the layer belongs; None = the last one.
+
+    Raises:
+        InputError: layers differ in what they hold.
     """
+    require_one_kind(config.model)
     device, model, remat = _Holder(config, mesh), config.model, config.train.remat
     stack = stack or device.stacks[-1]
     width, residual = device.width, model.hidden_size / device.stream_ways

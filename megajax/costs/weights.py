@@ -97,9 +97,27 @@ class LayerWeights(NamedTuple):
         return self.replicated_over_expert(tensor, whole_heads) + self.experts / (expert * tensor)
 
 
+def require_one_kind(model: ModelConfig) -> None:
+    """Refuse a model whose layers differ in what they hold, as costs are those of one layer, times their number.
+
+    Raises:
+        InputError: names the key.
+    """
+    if model.dense_layers:
+        raise InputError(
+            f"model.dense_layers {model.dense_layers}: costs are known of mixtures whose layers all have experts; plan "
+            "or explain it with 0"
+        )
+
+
 @cache
 def layer_weights(model: ModelConfig, *, crossed: bool = False) -> LayerWeights:
-    """Return the weights of one layer; with `crossed`, of one that attends to an encoder as well."""
+    """Return the weights of one layer; with `crossed`, of one that attends to an encoder as well.
+
+    Raises:
+        InputError: layers differ in what they hold.
+    """
+    require_one_kind(model)
     sums = dict.fromkeys(LayerWeights._fields, 0)
     for leaf in model_leaves(model):
         stack, _, name = leaf.name.partition(".")

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from megajax.config.base import InputError
 from megajax.config.config import Config
 from megajax.config.model import ModelConfig
 from megajax.config.train import ACTIVATION_NAMES
@@ -151,10 +150,8 @@ class Cut:
         """Return the share of a configuration with a known vocabulary on a mesh, in a layer of one of its stacks.
 
         Raises:
-            InputError: the layers of the stack are not all alike in what they hold.
+            InputError: layers differ in what they hold.
         """
-        if config.model.dense_layers:
-            raise InputError("model.dense_layers: a plan knows mixtures whose layers all have experts; leave it at 0")
         device, copied = Device(config, mesh), 0.0
         if trainer.scans_layers:
             kernel = choose_attention(config, "gpu", batch_arrays(config.model, config.data)).name

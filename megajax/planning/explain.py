@@ -14,6 +14,7 @@ from math import prod
 
 from megajax.config import Config
 from megajax.costs.device import Device, lookups, lookups_again
+from megajax.costs.weights import require_one_kind
 from megajax.models.model import Stack
 from megajax.parallel.rules import Rule
 
@@ -45,6 +46,9 @@ def causes(
         name: name of the parameter.
         shape: shape of the whole parameter.
         rules: sharding rules of its dimensions.
+
+    Raises:
+        InputError: it is one of layers that differ in what they hold.
     """
     device, layered = Device(config, mesh), "layers" in (rule.logical for rule in rules)
     of_weights = _in_a_layer(device, name, shape, rules) if layered else _outside(device, name, shape, rules)
@@ -54,6 +58,7 @@ def causes(
 
 
 def _in_a_layer(device: Device, name: str, shape: tuple[int, ...], rules: tuple[Rule, ...]) -> list[Cause]:
+    require_one_kind(device.config.model)
     at_rest, stack = _at_rest(rules), _stack(device, name)
     runs = _layer_runs(device, stack)
     cuts = prod(device.mesh[axis] for axis in at_rest - {"data", "fsdp", "pipe"})

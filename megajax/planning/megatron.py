@@ -102,12 +102,14 @@ def check_like_megatron(config: Config) -> None:
     Raises:
         InputError: there is no accounting; the message names the kind of model or the key.
     """
-    encodes = model_class(config.model).writes == "answer"
+    model, encodes = config.model, model_class(config.model).writes == "answer"
     lacking = {
-        "model.experts: it drops tokens or pads them, as its options say": config.model.experts > 0,
+        "model.experts: it drops tokens or pads them, as its options say": model.experts > 0,
         "model.family t5: it splits the pipeline between encoder and decoder": encodes,
         "parallel.whole_heads: it has none": config.parallel.whole_heads,
     }
+    of_gemma = ("branch_norm", "attention_softcap", "logit_softcap", "layer_pattern")
+    lacking |= {f"model.{key}: no published figure has it": bool(getattr(model, key)) for key in of_gemma}
     for reason, applies in lacking.items():
         if applies:
             raise InputError(f"Megatron-LM's memory and time are not planned with {reason}; leave like=megatron out")

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from megajax.config import Config, DataConfig, InputError, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES
-from megajax.costs.memory import saved_per_layer
+from megajax.costs.memory import saved_per_layer, stage_memory
 from megajax.plan import main
 from megajax.planning.collectives import PLACES, Traffic, collectives
 from megajax.planning.deviceless import abstract_step, compile_step, has_compiler
@@ -332,6 +332,13 @@ def test_a_plan_says_what_it_leaves_out():
     assert answer["uncounted"] == whole.uncounted
 
 
+def test_a_mixture_with_dense_layers_has_no_costs():
+    config = configured(replace(MIXTURE, dense_layers=1))
+    for cost in (plan, lambda config: stage_memory(config, dict.fromkeys(AXES, 1), 0)):
+        with pytest.raises(InputError, match=r"^model.dense_layers 1: costs are known of mixtures whose layers all"):
+            cost(config)
+
+
 def test_tokens_of_t5_are_those_of_both_sides():
     whole = planned(T5)
     assert whole.tokens_per_second == pytest.approx(2 * B * (S + T) / whole.time.seconds)
@@ -349,6 +356,10 @@ def test_a_search_shards_experts(tmp_path, capsys: pytest.CaptureFixture[str]):
         (MIXTURE, {}, "model.experts"),
         (T5, {}, "model.family t5"),
         (SHAPE, {"tensor": 2, "whole_heads": True}, "parallel.whole_heads"),
+        (replace(SHAPE, branch_norm=True), {}, "model.branch_norm"),
+        (replace(SHAPE, attention_softcap=50.0), {}, "model.attention_softcap"),
+        (replace(SHAPE, logit_softcap=30.0), {}, "model.logit_softcap"),
+        (replace(SHAPE, num_layers=2, window=8, layer_pattern=("local", "global")), {}, "model.layer_pattern"),
     ],
 )
 def test_no_accounting_of_megatron(model: ModelConfig, parallel: dict, message: str):
