@@ -1,7 +1,8 @@
 """`python -m megajax.plan CONFIG [key=value ...] --gpu h100 --gpus N`: does it fit, what does it send, how fast is it.
 
 Needs no GPU. `--search` ranks every legal layout instead of planning the configured one; `--compile` compiles the real
-step for the GPU as well.
+step for the GPU as well, and profiles it: where its time goes and what holds its memory, by XLA's own schedule.
+`--compare A B` profiles two variants.
 
 Exit code 3: it does not fit; stderr names the smallest change with which it would. Exit code 4: what the compiled
 program sends over an axis in one of its loops, or multiplies, differs from the closed form by more than 5 %; stderr
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ from megajax.planning.compiled import CompiledPlan
 from megajax.planning.deviceless import compile_plan
 from megajax.planning.layouts import layout_name
 from megajax.planning.plan import TOKENS, Plan, columns, plan, with_vocabulary
+from megajax.planning.profile.compare import compare
+from megajax.planning.profile.profile import Profile
+from megajax.planning.profile.trace import write_trace
 from megajax.planning.report import html_report
 from megajax.planning.search import Candidate, search_layouts, smallest_remedy
 
@@ -38,8 +43,12 @@ def main(argv: list[str]) -> int:
     """Run the command line."""
     title = "Plan a run without any GPU: memory, communication, time and cost."
     loaded, options = parse_command_line("python -m megajax.plan", title, argv, start_of, _add_options)
-    if options.like == "megatron" and (options.search or options.compile):
-        raise InputError("--search and --compile are about this implementation: leave --like megatron out")
+    if options.like == "megatron" and (options.search or options.compile or options.compare):
+        raise InputError("--search, --compile and --compare are about this implementation: leave --like megatron out")
+    if options.trace and not options.compile:
+        raise InputError("--trace writes the profile of a compiled program: add --compile")
+    if options.compare:
+        return _compare(title, options)
     config, candidates = loaded.config, []
     if options.search:
         candidates = _search(config, options)
@@ -56,6 +65,8 @@ def main(argv: list[str]) -> int:
         answer["candidates"] = [_candidate(candidate) for candidate in candidates[: options.top]]
         answer["compiled"] = compiled.as_dict() if compiled else None
         write_text(options.json, json.dumps(answer, indent=2) + "\n")
+    if options.trace and compiled:
+        write_trace(_profile(compiled), options.trace)
     if options.html:
         write_text(options.html, html_report(planned, candidates))
     differences = compiled.differences if compiled else ()
@@ -67,12 +78,38 @@ def main(argv: list[str]) -> int:
     return DOES_NOT_FIT
 
 
+def _compare(title: str, options: argparse.Namespace) -> int:
+    """Profile two variants of the command line, each with words of its own: KEY=VALUE, or flags of XLA."""
+    profiles = []
+    for words in map(shlex.split, options.compare):
+        flags = [word for word in words if word.startswith("--xla")]
+        changes = [word for word in words if word not in flags]
+        loaded, _ = parse_command_line("python -m megajax.plan", title, [*options.words, *changes], start_of)
+        profiles.append(_profile(compile_plan(plan(loaded.config, options.gpu, options.gpus), flags)))
+    print("\n".join(f"{name}: {words or 'as given'}" for name, words in zip("AB", options.compare, strict=True)))
+    print(compare(*profiles))
+    return 0
+
+
+def _profile(compiled: CompiledPlan) -> Profile:
+    if compiled.profile is None:
+        raise InputError("a profile needs JAX's CUDA plugin (pip install 'megajax[cuda13]'), which compiles for GPUs")
+    return compiled.profile
+
+
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", default="h100", metavar="NAME", help="which GPU (default: h100)")
     parser.add_argument("--gpus", type=int, metavar="N", help="how many (default: as few as the mesh takes)")
     parser.add_argument("--search", action="store_true", help="rank every legal layout, then plan the fastest")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="with --search: list so many (default: 10)")
     parser.add_argument("--compile", action="store_true", help="compile the real step for the GPU, and compare")
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="profile two variants: each a text of KEY=VALUE words and --xla flags, or empty",
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="with --compile: write a trace for ui.perfetto.dev")
     parser.add_argument(
         "--like",
         choices=("megajax", "megatron"),

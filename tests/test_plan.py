@@ -119,6 +119,7 @@ def test_nothing_near_fits(capsys: pytest.CaptureFixture[str]):
         ("--gpus 7", "train.global_batch_size 512 is not a multiple of"),
         ("--search", "--search spreads the model over a number of GPUs: give --gpus N"),
         ("--search --gpus 8 --like megatron", "leave --like megatron out"),
+        ("--trace trace.json", "--trace writes the profile of a compiled program: add --compile"),
         ("--search --gpus 8 --top 0", "--gpus and --top count from 1"),
         ("--tokens many", "--tokens: invalid float value: 'many'"),
         ("--tokens -1", "tokens is -1: expected more than 0"),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import numpy as np
@@ -41,6 +41,13 @@ LAYERS, TICKS = r"\blayers\)*/while/", r"\b(microbatches|\w+_ticks)\)*/while/"
 """Patterns of loops in a source, by the scopes that models and `parallel` name; even an unrolled loop leaves this
 trace.
 """
+
+
+def place_of(source: str) -> Place:
+    """Return the loop of a training step that an instruction with this source is in."""
+    if re.search(LAYERS, source):
+        return "layers backward" if "transpose(" in source else "layers forward"
+    return "each microbatch" if re.search(TICKS, source) else "each step"
 
 
 @dataclass(frozen=True)
@@ -76,9 +83,7 @@ class Collective:
     @property
     def place(self) -> Place:
         """Return the loop of a training step in which the collective is."""
-        if re.search(LAYERS, self.source):
-            return "layers backward" if "transpose(" in self.source else "layers forward"
-        return "each microbatch" if re.search(TICKS, self.source) else "each step"
+        return place_of(self.source)
 
     @property
     def bytes(self) -> int:
@@ -174,11 +179,27 @@ def collectives(program: jax.stages.Compiled | str, mesh: AnyMesh) -> Traffic:
         if op in OPS:
             if UNKNOWN in line.loop:
                 raise ValueError(f"loop {line.source!r} communicates an unknown number of times: count it by hand")
-            groups = _groups(line.instruction.attributes, mesh)
-            tensors = _tensors(line.instruction, op, groups.shape[1])
+            axes, _, tensors = exchange(line.instruction, op, mesh)
             for (shape, dtype), source in zip(tensors, _sources(line.source, len(tensors)), strict=True):
-                records.append(Collective(op, _axes(groups, mesh), shape, dtype, line.loop, line.conditional, source))
+                records.append(Collective(op, axes, shape, dtype, line.loop, line.conditional, source))
     return Traffic(tuple(records))
+
+
+class Exchange(NamedTuple):
+    """Devices and tensors of one collective instruction."""
+
+    axes: tuple[str, ...]
+    """Mesh axes along which the devices that exchange differ."""
+    groups: np.ndarray
+    """Devices that exchange, [groups, members], or [pairs, 2] of a permutation."""
+    tensors: list[tuple[tuple[int, ...], str]]
+    """Shape and dtype of the whole tensors."""
+
+
+def exchange(line: Instruction, op: str, mesh: AnyMesh) -> Exchange:
+    """Read who exchanges what in a collective instruction of the kind `op`, one of OPS."""
+    groups = _groups(line.attributes, mesh)
+    return Exchange(_axes(groups, mesh), groups, _tensors(line, op, groups.shape[1]))
 
 
 def _sources(name: str, count: int) -> list[str]:

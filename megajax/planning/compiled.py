@@ -14,6 +14,7 @@ from megajax.costs.device import Device
 from megajax.costs.memory import GIB
 from megajax.planning.collectives import PLACES, Place
 from megajax.planning.plan import Plan, columns
+from megajax.planning.profile.profile import Profile
 
 SIMULATED = "simulated CPU"
 """Name of the target if no compiler for GPUs is installed."""
@@ -66,6 +67,8 @@ class CompiledPlan:
     """Seconds that tracing, lowering and compiling took."""
     host_bytes: int
     """Largest host memory that the compiling process had."""
+    profile: Profile | None
+    """Times and memory of the program; None on simulated devices, whose program no GPU runs."""
 
     @property
     def need(self) -> int:
@@ -151,6 +154,7 @@ class CompiledPlan:
             "flops": self.flops,
             "unused": list(self.unused),
             "differences": list(self.differences),
+            "profile": self.profile and self.profile.as_dict(),
             "collectives": [vars(s) | {"axes": list(s.axes), "loop": list(s.loop)} for s in self.sends],
         }
 
@@ -161,7 +165,9 @@ class CompiledPlan:
             head += " (no CUDA plugin: another compiler, without GPU kernels: memory and collectives are not judged)"
         head += f", {self.host_bytes / GIB:.1f} GiB of host memory"
         unused = f"not used by the step: {', '.join(self.unused)}" if self.unused else "every input is used"
-        return "\n".join((head, self.verdict, self._comparison(), unused, "", self._collectives()))
+        tables = (self._comparison(), unused, "", self._collectives())
+        profile = ("", str(self.profile)) if self.profile else ()
+        return "\n".join((head, self.verdict, *tables, *profile))
 
     def _comparison(self) -> str:
         rows = [("a device", "closed form", "XLA", "difference")]

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
+from jax.sharding import AbstractMesh
 
 from megajax.config import Config, InputError
 from megajax.config.cli import entry_point
@@ -51,6 +52,7 @@ from megajax.planning.collectives import Collective, Traffic, collectives
 from megajax.planning.compiled import SIMULATED, CompiledPlan, Sends
 from megajax.planning.hlo import executed_flops
 from megajax.planning.plan import Plan
+from megajax.planning.profile.profile import Profile
 from megajax.training.batches import batch_shardings
 from megajax.training.schedule import Schedule
 from megajax.training.step import build_init, build_train_step
@@ -154,8 +156,12 @@ class CompiledStep(NamedTuple):
     """Seconds that tracing, lowering and compiling took."""
 
 
-def compile_plan(plan: Plan) -> CompiledPlan:
+def compile_plan(plan: Plan, flags: Sequence[str] = ()) -> CompiledPlan:
     """Compile a plan's step for its GPU, or for simulated CPU devices where JAX's CUDA plugin is missing.
+
+    Args:
+        plan: plan of the step.
+        flags: flags of XLA such as "--xla_gpu_enable_latency_hiding_scheduler=false", besides those of XLA_FLAGS.
 
     Raises:
         InputError: the GPU is not a compile target, there are too many devices to simulate, or the compiler died.
@@ -169,7 +175,7 @@ def compile_plan(plan: Plan) -> CompiledPlan:
         [sys.executable, *CHILD],
         input=pickle.dumps((plan.config, plan.gpu.name)),
         capture_output=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join((os.environ.get("XLA_FLAGS", ""), *flags))},
         check=False,
     )
     if child.returncode:
@@ -178,7 +184,20 @@ def compile_plan(plan: Plan) -> CompiledPlan:
     sends = tuple(
         Sends(**kind | {"axes": tuple(kind["axes"]), "loop": tuple(kind["loop"])}) for kind in answer.pop("sends")
     )
-    return CompiledPlan(plan, sends=sends, unused=tuple(answer.pop("unused")), **answer)
+    text = answer.pop("program")
+    profile = _profile(plan, text) if text else None
+    return CompiledPlan(plan, sends=sends, unused=tuple(answer.pop("unused")), profile=profile, **answer)
+
+
+def _profile(plan: Plan, text: str) -> Profile:
+    """Profile a plan's compiled program; a branch of a pipeline's steady ticks is taken by a share of them."""
+    load, share = Device.of(plan.config).load, _head_share(plan.config)
+    mesh = AbstractMesh(tuple(plan.mesh.values()), tuple(plan.mesh))
+
+    def taken(source: str) -> Fraction:
+        return share if "steady_ticks" in source else Fraction(0)
+
+    return Profile.of(text, plan.gpu, mesh, taken, load and load.blocks)
 
 
 def describe_death(code: int, errors: str) -> str:
@@ -254,6 +273,7 @@ def main(argv: list[str]) -> None:
         "sends": [vars(sends) for sends in _sends(collectives(compiled.step, compiled.rules.mesh), share)],
         "flops": None if simulated else executed_flops(compiled.step, load and load.blocks, share),
         "unused": unused_inputs(compiled),
+        "program": "" if simulated else compiled.step.as_text(),
         "seconds": compiled.seconds,
         "host_bytes": 1024 * max(getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN)),
     }

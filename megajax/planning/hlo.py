@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -36,6 +38,8 @@ class Instruction(NamedTuple):
     opcode: str
     operands: str
     attributes: str
+    root: bool = False
+    """True for the instruction whose result is that of its computation."""
 
     @property
     def calls(self) -> list[str]:
@@ -61,6 +65,58 @@ class Instruction(NamedTuple):
     def origin(self) -> str:
         """Return XLA's `op_name`, the JAX functions from which the instruction comes; empty if XLA made it."""
         return find(r'op_name="([^"]*)"', self.attributes)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Text of a compiled program, read: the instructions of its computations in the order in which they run."""
+
+    name: str
+    """Name of the program, such as "jit_step"."""
+    computations: Mapping[str, Sequence[Instruction]]
+    entry: str
+    """Name of the computation that is the program."""
+    frames: Mapping[int, str]
+    """Frames of the Python stack by number, as "file:line function"; empty with a JAX that writes source lines."""
+
+    @classmethod
+    def of(cls, text: str) -> Program:
+        """Read a program, `jax.jit(f).lower(...).compile().as_text()`."""
+        computations, entry = _parse(text)
+        return cls(find(r"HloModule ([\w.\-]+)", text), computations, entry, _frames(text))
+
+    def named(self, computation: str) -> Mapping[str, Instruction]:
+        """Return the instructions of a computation by name."""
+        return self._named[computation]
+
+    @cached_property
+    def _named(self) -> dict[str, dict[str, Instruction]]:
+        return {name: {line.name: line for line in lines} for name, lines in self.computations.items()}
+
+    def source_line(self, line: Instruction) -> str:
+        """Return the line of Python that an instruction comes from, "models/block.py:88", or "" if XLA made it."""
+        if number := find(r"stack_frame_id=(\d+)", line.attributes):
+            return self.frames.get(int(number), "")
+        file, number = (find(rf"source_{key}=\"?([^ \"}}]+)", line.attributes) for key in ("file", "line"))
+        return f"{file}:{number}" if file else ""
+
+
+def _frames(text: str) -> dict[int, str]:
+    """Read the tables of files, locations and stack frames with which newer versions of XLA begin a program."""
+    tables: dict[str, dict[str, str]] = {name: {} for name in ("FileNames", "FileLocations", "StackFrames")}
+    rows: dict[str, str] = {}
+    for line in text.splitlines():
+        if re.match(r"\w+$", line):
+            rows = tables.get(line, {})
+        elif found := re.match(r"(\d+) (.*)", line):
+            rows[found[1]] = found[2]
+        elif line.startswith(("%", "ENTRY")):
+            break
+    places: dict[str, str] = {}
+    for place, row in tables["FileLocations"].items():
+        file, _, number = integers(row)[:3]
+        places[place] = f"{tables['FileNames'][str(file)][1:-1]}:{number}"
+    return {int(frame): places[str(integers(row)[0])] for frame, row in tables["StackFrames"].items()}
 
 
 class Executed(NamedTuple):
@@ -158,8 +214,9 @@ def _parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
             name = header[2]
             computations[name] = []
             entry = name if header[1] else entry
-        elif found := re.match(r"\s+(?:ROOT )?%?(\S+) = (.*?) ([a-z][a-z0-9\-]*)\((.*?)\)(.*)", line):
-            computations[name].append(Instruction(*found.groups()))
+        elif found := re.match(r"\s+(ROOT )?%?(\S+) = (.*?) ([a-z][a-z0-9\-]*)\((.*?)\)(.*)", line):
+            parts = found[2], found[3], found[4], found[5], found[6]
+            computations[name].append(Instruction(*parts, root=bool(found[1])))
     return computations, entry
 
 
@@ -200,7 +257,7 @@ def _flops(line: Executed) -> int:
     if target.startswith("__cublas$"):
         return _product(line, integers(find(r'"lhs_contracting_dimensions":\[([^\]]*)\]', attributes.replace(" ", ""))))
     if target.startswith("__cudnn$fmha"):
-        return _attention(line, re.sub("ScaleBias|ScaleMask|Dropout|Bias", "", target))
+        return fmha_flops(line.instruction, target)
     if re.search("gemm|matmul|conv", target):
         raise ValueError(f"kernel {target!r} multiplies nobody knows how much: add it to {__name__}")
     return 0
@@ -213,12 +270,13 @@ def _product(line: Executed, contracted: tuple[int, ...]) -> int:
     return 2 * prod(result) * prod(lhs[dim] for dim in contracted)
 
 
-def _attention(line: Executed, target: str) -> int:
-    """Return the FLOPs of fused attention with scores [B, N, S, S].
+def fmha_flops(line: Instruction, target: str) -> int:
+    """Count the FLOPs of cuDNN's fused attention, `target`, with scores [B, N, S, S].
 
     The head size H is the last dim of the first operand.
     """
-    attributes = line.instruction.attributes.replace(" ", "")
+    target = re.sub("ScaleBias|ScaleMask|Dropout|Bias", "", target)
+    attributes = line.attributes.replace(" ", "")
     scores = integers(find(r'"intermediate_tensor_shape":\{.*?"dimensions":\[([^\]]*)\]', attributes))
     head = integers(find(r"operand_layout_constraints=\{\w+\[([\d,]*)\]", attributes))[-1]
     causal = find(r'"mask_type":"(\w+)"', attributes).endswith("CAUSAL")

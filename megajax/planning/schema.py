@@ -63,6 +63,21 @@ _FLOPS = _keys(
     tflops=_number("1e12 model FLOP/s"),
     mfu=_number("model FLOPs over the dense peak"),
 )
+_PROFILE = _keys(
+    "the virtual profile: the program priced and played; null = simulated devices",
+    seconds=_number("of a step"),
+    parts=_map("seconds that add up to it, by what is computed or waited for", _number("seconds")),
+    transfers=_map(
+        "by mesh axes, joined by +",
+        _keys(
+            "of collectives", hidden=_number("seconds beside kernels"), exposed=_number("seconds that are waited for")
+        ),
+    ),
+    places=_keys("seconds by loop", **{place: _number("seconds") for place in PLACES}),
+    lines=_map("seconds by line of Python, the dearest first", _number("seconds")),
+    peak_bytes=_number("most temporary memory at a time"),
+    uncounted=_map("places of what the reader does not understand, by name", _count("places")),
+)
 _COMPILED = _keys(
     "the real step, compiled",
     target=_of("string", 'device kind that it was compiled for, or "simulated CPU"'),
@@ -73,6 +88,7 @@ _COMPILED = _keys(
     flops=_or_null(_count("of matrix products on a GPU in a step, experts used alike; null = simulated devices")),
     unused=_list("inputs of the step that no result depends on", _of("string", "name")),
     differences=_list("traffic and FLOPs that contradict the closed form", _of("string", "in words")),
+    profile=_or_null(_PROFILE),
     collectives=_list(
         "kinds of collectives",
         _keys(

@@ -90,5 +90,14 @@ def breaches(family: str, compiled: CompiledPlan) -> Iterator[str]:
     for sends in compiled.sends:
         if "tensor" in sends.axes and len(sends.loop) > 1 and sends.largest > stream:  # in a layer
             yield f"{sends.op} of {sends.largest / GIB:.3f} GiB over tensor, where activations have {stream / GIB:.3f}"
+    profile = compiled.profile
+    assert profile is not None
+    if profile.timeline.uncounted:
+        yield f"not understood: {', '.join(profile.timeline.uncounted)}"
+    if abs(profile.peak.bytes - compiled.memory["temporary"]) > max(MEMORY * profile.peak.bytes, MEMORY_GIB * GIB):
+        yield f"held at the peak {profile.peak.bytes / GIB:.2f} GiB, XLA {compiled.memory['temporary'] / GIB:.2f}"
+    products = sum(span.times * span.price.flops for span in profile.timeline.spans)
+    if abs(products - (compiled.flops or 0)) > FLOPS * products:
+        yield f"profiled {products:.4g} FLOPs of {compiled.flops:.4g}"
     if compiled.unused != FAMILIES[family].unused:
         yield f"not used: {', '.join(compiled.unused)}"

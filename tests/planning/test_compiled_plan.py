@@ -14,6 +14,8 @@ from megajax.planning.collectives import PLACES
 from megajax.planning.compiled import SIMULATED, TOLERANCE, CompiledPlan
 from megajax.planning.deviceless import compile_plan, describe_death, has_compiler
 from megajax.planning.plan import plan
+from megajax.planning.profile.compare import compare
+from megajax.planning.profile.trace import trace_events
 from megajax.planning.schema import SCHEMA
 from tests.planning.contracts import breaches, contract
 
@@ -58,6 +60,54 @@ def test_for_a_gpu(compiled: CompiledPlan):
     check(compiled, "NVIDIA A100-SXM4-80GB")
     sent = {axis: sent.bytes for axis, sent in compiled.plan.communication.items()}
     assert compiled.bytes_by_axis == pytest.approx(sent, rel=0.05)
+
+
+@needs_compiler
+def test_its_profile_adds_up(compiled: CompiledPlan):
+    """Parts and loops are the step; products, bytes over axes and arrays held are those that XLA's own counts give."""
+    profile = compiled.profile
+    assert dict(profile.timeline.uncounted) == {}
+    assert sum(profile.parts.values()) == pytest.approx(profile.seconds)
+    assert sum(profile.places.values()) == pytest.approx(profile.seconds)
+    assert sum(profile.lines.values()) == pytest.approx(profile.seconds)
+    spans = profile.timeline.spans
+    assert sum(span.times * span.price.flops for span in spans) == compiled.flops
+    sent = {
+        axis: sum(span.times * span.price.bytes for span in spans if axis in span.price.axes)
+        for axis in compiled.bytes_by_axis
+    }
+    assert sent == compiled.bytes_by_axis
+    assert profile.peak.bytes == pytest.approx(compiled.memory["temporary"], rel=0.1)
+    assert any(line.startswith("megajax/models/linear.py:") for line in profile.lines)
+
+
+@needs_compiler
+def test_a_trace_has_every_instruction_and_the_turns_of_loops(compiled: CompiledPlan):
+    """The 4 layers of the 2 microbatches are drawn once, and the other turns are one block that ends where they end."""
+    events = trace_events(compiled.profile)
+    blocks = [event for event in events if event["ph"] == "X"]
+    spans = compiled.profile.timeline.spans
+    assert {event["name"] for event in blocks} >= {span.instruction.name for span in spans}
+    turns = [event for event in blocks if "more turns of" in event["name"]]
+    assert sorted({event["name"].split()[0] for event in turns}) == ["1", "3"]
+    assert max(event["ts"] + event["dur"] for event in blocks) == pytest.approx(1e6 * compiled.profile.seconds)
+    assert max(e["args"]["bytes"] for e in events if e["ph"] == "C") <= compiled.profile.peak.bytes
+
+
+@needs_compiler
+def test_two_profiles_are_compared_line_by_line(compiled: CompiledPlan):
+    """Full recomputation holds less and multiplies more; a flag of XLA takes its effect in the program."""
+    again = compile_plan(
+        plan(replace(TINY, train=replace(TINY.train, remat="full")), "a100-80gb"),
+        ["--xla_gpu_enable_latency_hiding_scheduler=false"],
+    )
+    both = compiled.profile, again.profile
+    rows = {row[:32].strip(): row[32:].split() for row in compare(*both).splitlines()}
+    assert rows["matrix products"][4].startswith("+")
+    assert rows["temporary memory"][4].startswith("-")
+    before, after = (hidden / (hidden + exposed) for hidden, exposed in (x.transfers["tensor"] for x in both))
+    print(before, after)
+    assert after < before
 
 
 @needs_compiler

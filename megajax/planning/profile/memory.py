@@ -1,0 +1,159 @@
+"""Memory over time: which arrays a program holds while it runs, and which of them at the peak.
+
+An array lives from the instruction that makes it to the last one that uses it. Views (tuples, bitcasts), what a loop
+carries, and slices that are updated in place have no memory of their own. Arguments and results of the program are not
+temporary: XLA reports them apart.
+
+XLA's own assignment (`memory_analysis`) packs arrays into one allocation, and can lose a little by it; it has a sum,
+and no names. The two are printed beside each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from megajax.planning.hlo import Instruction, Program, integers
+from megajax.planning.profile.prices import VIEWS, WRAPPERS, size_of
+
+
+class Held(NamedTuple):
+    """Array that is held at some time."""
+
+    instruction: Instruction
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Arrays that are held while an instruction runs."""
+
+    instruction: Instruction
+    bytes: float
+    held: tuple[Held, ...]
+
+
+Tree = tuple["Tree", ...] | str | None
+"""Arrays of a value: the name of the instruction that made an array, a tuple of them, or None if the memory belongs to
+somebody else (arguments, carries, results).
+"""
+
+
+class Memory:
+    """Temporary memory of a program."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    @cached_property
+    def peak(self) -> Moment:
+        """Return the moment at which most is held, with its arrays, the largest first."""
+        bytes_, line, held = max(self._moments(self._program.entry), key=lambda moment: moment[0])
+        return Moment(line, bytes_, tuple(sorted(held, key=lambda array: -array.bytes)))
+
+    def moments(self) -> Iterator[tuple[Instruction, float]]:
+        """Yield every instruction with the bytes held while it runs; bodies of loops once, in their place."""
+        for bytes_, line, _ in self._moments(self._program.entry):
+            yield line, bytes_
+
+    def _moments(self, computation: str) -> Iterator[tuple[float, Instruction, tuple[Held, ...]]]:
+        lines = self._program.computations[computation]
+        trees, owners = _trees(lines, self._program)
+        ends = _ends(lines, trees, owners)
+        live: dict[str, Held] = {}
+        for number, line in enumerate(lines):
+            if line.name in ends:
+                handed = _handed_over(line, number, live, ends)
+                live = {name: array for name, array in live.items() if name != handed}
+                live[line.name] = Held(line, size_of(_results(line)))
+            around = tuple(live.values())
+            size = sum(array.bytes for array in around)
+            inside = line.calls if line.opcode in ("while", "call", "conditional") else []
+            for name in inside:
+                for more, inner, held in self._moments(name):
+                    yield size + more, inner, around + held
+            if not inside:
+                yield size, line, around
+            live = {name: array for name, array in live.items() if ends[name] > number}
+
+
+def _results(line: Instruction) -> Sequence[tuple[tuple[int, ...], str]]:
+    """Return the arrays that an instruction makes; the type of a start holds its operands as well."""
+    if line.opcode.endswith("-start"):
+        return line.arrays[len(line.operand_names) :]
+    return line.arrays
+
+
+def _trees(lines: Sequence[Instruction], program: Program) -> tuple[dict[str, Tree], set[str]]:
+    """Return the arrays of every value, and the names of the instructions that make one."""
+    trees: dict[str, Tree] = {}
+    owners: set[str] = set()
+    for line in lines:
+        operands = [trees.get(name) for name in line.operand_names]
+        if line.opcode in ("parameter", "constant", "after-all", "partition-id"):
+            trees[line.name] = None
+        elif line.opcode == "tuple":
+            trees[line.name] = tuple(operands)
+        elif line.opcode == "get-tuple-element":
+            whole = operands[0]
+            (index,) = integers(line.attributes.split("index=")[1].split(",")[0])
+            trees[line.name] = whole[index] if isinstance(whole, tuple) else whole
+        elif line.opcode in VIEWS or line.opcode in ("while", "opt-barrier") or line.opcode.endswith("-done"):
+            trees[line.name] = operands[0]
+        elif (place := _in_place(line, program)) is not None:
+            trees[line.name] = operands[place]
+        else:
+            trees[line.name] = line.name
+            owners.add(line.name)
+    return trees, owners
+
+
+def _in_place(line: Instruction, program: Program) -> int | None:
+    """Return the operand in whose memory an instruction writes its result, or None if it makes a new array."""
+    if line.opcode == "dynamic-update-slice":
+        return 0
+    if line.opcode not in WRAPPERS:
+        return None
+    inside = {one.name: one for name in line.calls for one in program.computations[name]}
+    (root,) = (one for one in inside.values() if one.root)
+    while root.opcode in VIEWS and root.operand_names[0] in inside:
+        root = inside[root.operand_names[0]]
+    if root.opcode != "dynamic-update-slice":
+        return None
+    target = inside[root.operand_names[0]]
+    while target.opcode in VIEWS:
+        target = inside[target.operand_names[0]]
+    return integers(target.operands)[0] if target.opcode == "parameter" else None
+
+
+def _ends(lines: Sequence[Instruction], trees: Mapping[str, Tree], owners: set[str]) -> dict[str, int]:
+    """Return the number of the last instruction that uses each array; results belong to whoever runs the lines."""
+    ends: dict[str, int] = {}
+    for number, line in enumerate(lines):
+        for name in (line.name,) if line.opcode == "get-tuple-element" else (line.name, *line.operand_names):
+            for owner in _leaves(trees.get(name)):
+                ends[owner] = number
+    root = next(line for line in lines if line.root)
+    results = set(_leaves(trees[root.name]))
+    return {name: end for name, end in ends.items() if name in owners - results}
+
+
+def _handed_over(line: Instruction, number: int, live: Mapping[str, Held], ends: Mapping[str, int]) -> str | None:
+    """Return the operand whose memory an instruction takes over, since nobody reads it later: a sum over devices, or
+    a kernel that works on every entry by itself.
+    """
+    if not (line.opcode.startswith("all-reduce") or "kind=kLoop" in line.attributes or "scatter" in line.name):
+        return None
+    size = size_of(_results(line))
+    last = (name for name in line.operand_names if ends.get(name) == number and name in live)
+    return next((name for name in last if live[name].bytes == size), None)
+
+
+def _leaves(tree: Tree) -> Iterator[str]:
+    if isinstance(tree, tuple):
+        for part in tree:
+            yield from _leaves(part)
+    elif tree is not None:
+        yield tree

@@ -1,0 +1,219 @@
+"""Prices of instructions: the seconds that each takes on a GPU when nothing runs beside it.
+
+A product takes as long as its FLOPs, an elementwise kernel as long as the bytes that it reads and writes, a collective
+as long as its bytes take over NVLink or the network: `planning.operations` has the formulas, which the closed form
+uses too. What differs is the source of the sizes: here they are those of the program that XLA made, with every copy,
+cast and fusion in it.
+
+A kernel that takes a slice of an array reads the slice alone, and one that updates a slice in place writes it alone.
+An instruction that is not known here is priced by its bytes and named in `Price.unknown`; it is never free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from megajax.costs.hardware import Gpu
+from megajax.planning.collectives import OPS, AnyMesh, exchange
+from megajax.planning.hlo import Instruction, Program, Shape, find, fmha_flops, integers
+from megajax.planning.operations import (
+    LAUNCH,
+    Numbers,
+    attention_seconds,
+    gather_seconds,
+    matmul_seconds,
+    memory_seconds,
+    send_seconds,
+)
+
+Kind = Literal["matmul", "attention", "memory", "collective", "free"]
+FREE = (
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
+    "opt-barrier", "domain",
+)  # fmt: skip
+"""Opcodes that run nothing on the GPU."""
+STREAMED = (
+    "copy", "fusion", "transpose", "broadcast", "iota", "concatenate", "slice", "dynamic-slice",
+    "dynamic-update-slice", "pad", "reduce", "select", "convert", "reshape", "reverse", "sort", "gather", "scatter",
+    "rng-bit-generator", "compare", "reduce-window", "select-and-scatter", "clamp", "map", "add", "subtract",
+    "multiply", "divide", "negate", "maximum", "minimum", "and", "or", "xor", "not", "exponential", "log", "sqrt",
+    "rsqrt", "tanh", "power", "is-finite", "reduce-precision", "cbrt", "logistic", "floor", "ceil", "sign", "abs",
+    "remainder",
+)  # fmt: skip
+"""Opcodes of kernels that take as long as the bytes that they read and write."""
+WRAPPERS = ("fusion", "fusion-start", "async-start")
+"""Opcodes of kernels whose work stands in a computation of its own."""
+DOT_DIMS = ("lhs_contracting", "lhs_batch")
+VIEWS = ("bitcast", "get-tuple-element", "reshape")
+SLICES = ("dynamic-slice", "slice", "gather")
+
+
+class Price(NamedTuple):
+    """Cost of one execution of an instruction."""
+
+    kind: Kind
+    seconds: float
+    flops: float = 0.0
+    bytes: float = 0.0
+    """Bytes of device memory that a kernel reads and writes; of a collective, those of the whole tensors."""
+    axes: tuple[str, ...] = ()
+    """Mesh axes that a collective crosses."""
+    unknown: str = ""
+    """Name of what is not known and was priced by its bytes; empty if all is known."""
+
+
+def price(line: Instruction, beside: Mapping[str, Instruction], program: Program, gpu: Gpu, mesh: AnyMesh) -> Price:
+    """Return the price of an instruction; a start of something asynchronous has the price of the whole.
+
+    Loops, branches and calls have no price of their own.
+
+    Args:
+        line: the instruction.
+        beside: instructions of the same computation, by name.
+        program: the program that it belongs to.
+        gpu: GPU that runs it.
+        mesh: mesh that the program was compiled for.
+    """
+    opcode = line.opcode.removesuffix("-start")
+    if opcode in FREE or line.opcode.endswith(("-done", "-update")):
+        return Price("free", 0.0)
+    inside = list(_inside(line, beside, program))
+    for one, _ in inside:
+        if (op := one.opcode.removesuffix("-start")) in OPS:
+            return _collective(one, op, gpu, mesh)
+    size = _traffic(line, beside, program)
+    stream = memory_seconds(gpu, size) + LAUNCH
+    products = [product for one, names in inside for product in _product(one, names)]
+    if products:
+        seconds = sum(matmul_seconds(gpu, p.m, p.k, p.n, p.numbers) for p in products)
+        return Price("matmul", max(seconds, stream), sum(2.0 * p.m * p.k * p.n for p in products), size)
+    target = find(r'custom_call_target="([^"]*)"', line.attributes)
+    if target.startswith("__cudnn$fmha"):
+        flops = fmha_flops(line, target)
+        return Price("attention", max(attention_seconds(gpu, flops), stream), flops, size)
+    known = opcode in STREAMED
+    return Price("memory", stream, 0.0, size, unknown="" if known else target or opcode)
+
+
+class _Product(NamedTuple):
+    m: float
+    """Rows of the result, those of all products of a batch together."""
+    k: float
+    n: float
+    numbers: Numbers
+
+
+def _inside(
+    line: Instruction, beside: Mapping[str, Instruction], program: Program
+) -> Iterator[tuple[Instruction, Mapping[str, Instruction]]]:
+    """Yield what a kernel computes, with the instructions beside it: itself, or all that is inside a fusion."""
+    if line.opcode not in WRAPPERS:
+        yield line, beside
+        return
+    for name in line.calls:
+        for one in program.computations[name]:
+            yield from _inside(one, program.named(name), program)
+
+
+def _product(line: Instruction, names: Mapping[str, Instruction]) -> Iterator[_Product]:
+    """Yield the matrix product that an instruction is, if it is one."""
+    if line.opcode == "dot":
+        dims = {part: integers(find(rf"{part}_dims=\{{([\d,]*)\}}", line.attributes)) for part in DOT_DIMS}
+    elif find('custom_call_target="(__cublas)', line.attributes):
+        config = line.attributes.replace(" ", "")
+        dims = {part: integers(find(rf'"{part}_dimensions":\[([^\]]*)\]', config)) for part in DOT_DIMS}
+    else:
+        return
+    (lhs, dtype), (rhs, _) = (names[name].arrays[0] for name in line.operand_names[:2])
+    k = prod(lhs[dim] for dim in dims["lhs_contracting"])
+    batch = prod(lhs[dim] for dim in dims["lhs_batch"])
+    yield _Product(prod(lhs) / k, k, prod(rhs) / k / batch, _numbers(dtype))
+
+
+def _numbers(dtype: str) -> Numbers:
+    return "fp8" if dtype.startswith("f8") else "half" if dtype in ("bf16", "f16") else "fp32"
+
+
+def size_of(arrays: Sequence[tuple[Shape, str]]) -> float:
+    """Return the bytes of arrays, given as shape and XLA's dtype."""
+    return sum(prod(shape) * width(dtype) for shape, dtype in arrays)
+
+
+def width(dtype: str) -> float:
+    """Return the bytes of a number of XLA's dtype such as "bf16", "f8e4m3fn" or "pred"; a token has none."""
+    if dtype in ("token", "opaque"):
+        return 0.0
+    return 1.0 if dtype == "pred" else integers(dtype)[0] / 8
+
+
+def _traffic(line: Instruction, beside: Mapping[str, Instruction], program: Program) -> float:
+    """Return the bytes that a kernel reads and writes."""
+    if line.opcode in WRAPPERS:
+        (called,) = line.calls[:1]
+        return _of_computation(program.computations[called])
+    if line.opcode in SLICES:
+        return 2 * size_of(line.arrays)
+    if line.opcode == "dynamic-update-slice":
+        return 2 * size_of(beside[line.operand_names[1]].arrays)
+    read = sum(size_of(beside[name].arrays) for name in line.operand_names if name in beside)
+    written = line.arrays[1:2] if line.opcode == "copy-start" else line.arrays
+    return read + size_of(written)
+
+
+def _of_computation(lines: Sequence[Instruction]) -> float:
+    """Return the bytes that a fused computation reads of its parameters, and those of its results that it writes."""
+    names = {line.name: line for line in lines}
+    users: dict[str, list[Instruction]] = {line.name: [] for line in lines}
+    for line in lines:
+        for name in line.operand_names:
+            users[name].append(line)
+
+    def read(name: str) -> float:
+        """Return the bytes that are read of an array: all of it once, or as much as is cut out of it."""
+        total = 0.0
+        for user in users[name]:
+            first = user.operand_names[0] == name
+            if user.opcode in VIEWS:
+                total += read(user.name)
+            elif user.opcode in SLICES and first:
+                total += size_of(user.arrays)
+            elif not (user.opcode == "dynamic-update-slice" and first):
+                return size_of(names[name].arrays)
+        return min(total, size_of(names[name].arrays))
+
+    def written(name: str) -> float:
+        """Return the bytes that are written of a result: all of it, or the slice that is updated in place."""
+        line = names[name]
+        if line.opcode == "tuple":
+            return sum(written(part) for part in line.operand_names)
+        if (
+            line.opcode in VIEWS
+            and line.operand_names[0] in names
+            and names[line.operand_names[0]].opcode != "parameter"
+        ):
+            return written(line.operand_names[0])
+        if line.opcode == "dynamic-update-slice":
+            return size_of(names[line.operand_names[1]].arrays)
+        return size_of(line.arrays)
+
+    root = next(line.name for line in lines if line.root)
+    return sum(read(line.name) for line in lines if line.opcode == "parameter") + written(root)
+
+
+def _collective(line: Instruction, op: str, gpu: Gpu, mesh: AnyMesh) -> Price:
+    """Price a collective by the bytes of its whole tensors and by how its devices are spread over nodes."""
+    what = exchange(line, op, mesh)
+    size = sum(prod(shape) * width(dtype) for shape, dtype in what.tensors)
+    members, stride = what.groups.shape[1], int(np.diff(np.sort(what.groups[0])).min())
+    if op == "collective-permute":
+        nodes = what.groups // gpu.link_domain
+        seconds = send_seconds(gpu, size, 2, 1 if (nodes[:, 0] == nodes[:, 1]).all() else gpu.link_domain)
+    elif op == "all-to-all":  # every device keeps one of its pieces, and of each piece all devices have one
+        seconds = gather_seconds(gpu, size / members, members, stride)
+    else:
+        seconds = gather_seconds(gpu, size, members, stride) * (2 if op == "all-reduce" else 1)
+    return Price("collective", seconds, 0.0, size, what.axes)

@@ -1,0 +1,64 @@
+"""A timeline as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: JSON of the Trace Event Format.
+
+Every queue of the GPU is a row. Of a loop, the first turn is drawn instruction by instruction, and all turns that
+follow as one block with their number. A counter shows the temporary memory.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from megajax.files import write_text
+from megajax.planning.profile.profile import Profile
+from megajax.planning.profile.timeline import COLLECTIVES, COMPUTING, COPIES, NEIGHBOURS
+
+ROWS = (COMPUTING, COLLECTIVES, NEIGHBOURS, COPIES)
+"""Queues in the order in which they are drawn."""
+MICROSECOND = 1e-6
+
+
+def write_trace(profile: Profile, path: Path) -> None:
+    """Write the trace of a profile.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_text(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": trace_events(profile)}) + "\n")
+
+
+def trace_events(profile: Profile) -> list[dict[str, Any]]:
+    """Return the events of a profile, in microseconds."""
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": name}}
+        for row, name in enumerate(ROWS)
+    ]
+    for span in profile.timeline.spans:
+        details = {
+            "kind": span.price.kind,
+            "over": "+".join(span.price.axes),
+            "times": span.times,
+            "FLOPs": span.price.flops,
+            "bytes": span.price.bytes,
+            "alone, ms": 1e3 * span.price.seconds,
+            "waited for, ms": 1e3 * span.waited,
+            "line": profile.program.source_line(span.instruction),
+            "source": span.source,
+        }
+        events.append(_slice(span.instruction.name, ROWS.index(span.queue), span.start, span.seconds, details))
+    for loop in profile.timeline.loops:
+        name = f"{loop.times} more turns of {loop.name}"
+        events.append(_slice(name, 0, loop.start, loop.turn * loop.times, {"one turn, ms": 1e3 * loop.turn}))
+    ends = {span.instruction.name: span.start for span in profile.timeline.spans}
+    for line, held in profile.memory.moments():
+        if line.name in ends:
+            time = ends[line.name] / MICROSECOND
+            events.append({"ph": "C", "name": "temporary bytes", "pid": 0, "ts": time, "args": {"bytes": held}})
+    return events
+
+
+def _slice(name: str, row: int, start: float, seconds: float, details: dict[str, Any]) -> dict[str, Any]:
+    """Return one block of a row."""
+    time = {"ts": start / MICROSECOND, "dur": seconds / MICROSECOND}
+    return {"ph": "X", "name": name, "pid": 0, "tid": row, "args": details} | time

@@ -1,0 +1,111 @@
+"""Memory of programs written by hand: 1 MiB an array, unless its name says more."""
+
+from megajax.planning.hlo import Program
+from megajax.planning.profile.memory import Memory
+
+MIB = 2**20
+ONE, TWO = "f32[262144]", "f32[524288]"
+
+
+def memory(entry: str, *computations: str) -> Memory:
+    lines = "\n".join(f"  {line.strip()}" for line in entry.strip().splitlines())
+    return Memory(Program.of("\n".join(("HloModule hand", *computations, "ENTRY %main () -> f32[] {", lines, "}"))))
+
+
+def held(found: Memory) -> tuple[float, list[str]]:
+    """MiB at the peak, and the names of what is held there."""
+    return found.peak.bytes / MIB, sorted(array.instruction.name for array in found.peak.held)
+
+
+def test_an_array_lives_until_its_last_use():
+    """While c is made, a is needed no more; b and c are held. Arguments and results are not temporary."""
+    found = memory(f"""
+        %p = {ONE} parameter(0)
+        %a = {ONE} add(%p, %p)
+        %b = {TWO} concatenate(%a, %a)
+        %c = {TWO} add(%b, %b)
+        %d = {ONE} slice(%c), slice={{[0:262144]}}
+        ROOT %result = {ONE} copy(%d)
+    """)
+    assert held(found) == (4, ["b", "c"])
+    assert [size / MIB for _, size in found.moments()] == [0, 1, 3, 4, 3, 1]
+
+
+def test_views_have_no_memory_of_their_own():
+    """A tuple keeps what it holds, and of a tuple only the entry that is used."""
+    found = memory(f"""
+        %p = {ONE} parameter(0)
+        %a = {ONE} add(%p, %p)
+        %b = {TWO} concatenate(%a, %a)
+        %t = ({ONE}, {TWO}) tuple(%a, %b)
+        %first = {ONE} get-tuple-element(%t), index=0
+        %v = {ONE} bitcast(%first)
+        ROOT %result = {ONE} copy(%v)
+    """)
+    assert [size / MIB for _, size in found.moments()] == [0, 1, 3, 3, 1, 1, 1]
+
+
+def test_what_a_loop_carries_is_held_once_and_its_body_holds_more():
+    """The carry of 2 MiB lives around the loop; inside, a turn holds 1 MiB besides, and updates a slice in place."""
+    body = f"""
+%body (c: (s32[], {TWO})) -> (s32[], {TWO}) {{
+  %c = (s32[], {TWO}) parameter(0)
+  %n = s32[] get-tuple-element(%c), index=0
+  %stack = {TWO} get-tuple-element(%c), index=1
+  %cut = {ONE} dynamic-slice(%stack, %n), dynamic_slice_sizes={{262144}}
+  %more = {ONE} sine(%cut)
+  %new = {TWO} dynamic-update-slice(%stack, %more, %n)
+  ROOT %next = (s32[], {TWO}) tuple(%n, %new)
+}}
+
+%condition (c.1: (s32[], {TWO})) -> pred[] {{
+  %c.1 = (s32[], {TWO}) parameter(0)
+  ROOT %less = pred[] constant(true)
+}}
+"""
+    found = memory(
+        f"""
+        %zero = s32[] parameter(0)
+        %start = {TWO} iota(), iota_dimension=0
+        %carry = (s32[], {TWO}) tuple(%zero, %start)
+        %loop = (s32[], {TWO}) while(%carry), condition=%condition, body=%body
+        %last = {TWO} get-tuple-element(%loop), index=1
+        ROOT %result = {TWO} copy(%last)
+        """,
+        body,
+    )
+    assert held(found) == (4, ["cut", "more", "start"])
+
+
+def test_a_fusion_that_updates_a_slice_writes_into_its_operand():
+    fused = f"""
+%fused (a: {TWO}, b: {ONE}, n: s32[]) -> {TWO} {{
+  %a = {TWO} parameter(0)
+  %b = {ONE} parameter(1)
+  %n = s32[] parameter(2)
+  ROOT %new = {TWO} dynamic-update-slice(%a, %b, %n)
+}}
+"""
+    found = memory(
+        f"""
+        %n = s32[] parameter(0)
+        %stack = {TWO} iota(), iota_dimension=0
+        %piece = {ONE} iota(), iota_dimension=0
+        %put = {TWO} fusion(%stack, %piece, %n), kind=kLoop, calls=%fused
+        ROOT %result = {TWO} copy(%put)
+        """,
+        fused,
+    )
+    assert held(found) == (3, ["piece", "stack"])
+
+
+def test_a_sum_over_devices_takes_over_the_memory_of_what_is_summed():
+    """Unless that is needed later."""
+    lines = """
+        %p = TYPE parameter(0)
+        %part = TYPE add(%p, %p)
+        %sum = TYPE all-reduce(%part), to_apply=%add
+        ROOT %result = TYPE add(%sum, LAST)
+    """.replace("TYPE", ONE)
+    assert held(memory(lines.replace("LAST", "%sum")))[0] == 1
+    assert held(memory(lines.replace("LAST", "%part"))) == (2, ["part", "sum"])
