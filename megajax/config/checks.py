@@ -11,7 +11,7 @@ from megajax.config.base import InputError
 from megajax.config.config import Config
 from megajax.config.data import DataConfig
 from megajax.config.keys import FIELDS, flat_values, with_kind
-from megajax.config.model import ModelConfig
+from megajax.config.model import SAMPLE_KINDS, ModelConfig
 from megajax.config.needs import refuse_ignored_keys, require_multiple
 from megajax.config.parallel import ParallelConfig
 from megajax.config.train import OptimConfig, TrainConfig
@@ -25,8 +25,8 @@ def check_config(config: Config) -> None:
     """
     model, data, parallel = config.model, config.data, config.parallel
     refuse_ignored_keys(FIELDS, with_kind(flat_values(config)))
-    if model.family == "t5":
-        _check_t5_layout(data, parallel)
+    if model.is_encoder_decoder:
+        _check_two_stacks(model.family, data, parallel)
     _check_shards(model, parallel)
     _check_sequence(model, data, parallel)
     # With `auto`, one replica is the least there can be: what one cannot divide, more cannot either.
@@ -70,16 +70,16 @@ def _nearest_multiples(value: int, divisor: int) -> str:
 
 
 def _check_kind(kind: str, family: str) -> None:
-    kinds = ("auto", "gpt", "instruction") if family == "gpt" else ("auto", family)
+    kinds = ("auto", *SAMPLE_KINDS[family])
     if kind not in kinds:
         raise InputError(f"data.kind {kind} does not go with model.family {family}: use {' or '.join(kinds)}")
 
 
-def _check_t5_layout(data: DataConfig, parallel: ParallelConfig) -> None:
+def _check_two_stacks(family: str, data: DataConfig, parallel: ParallelConfig) -> None:
     for axis in ("pipe", "context"):
         if (size := getattr(parallel, axis)) > 1:
             raise InputError(
-                f"parallel.{axis}={size}: the decoder of t5 looks at all of its encoder, leave it at 1 and use "
+                f"parallel.{axis}={size}: the decoder of {family} looks at all of its encoder, leave it at 1 and use "
                 "parallel.tensor or parallel.fsdp"
             )
     if parallel.sequence_parallel and data.decoder_seq_length % parallel.tensor:

@@ -13,6 +13,8 @@ Activation = Literal["gelu", "gelu_exact", "relu", "squared_relu", "swiglu", "ge
 LayerKind = Literal["local", "global"]
 POSITIONS = {"gpt": ("learned", "rope", "alibi", "none"), "bert": ("learned",), "t5": ("relative",)}
 """The values of `model.positions` that a family has."""
+SAMPLE_KINDS = {"gpt": ("gpt", "instruction"), "bert": ("bert",), "t5": ("t5",)}
+"""The values of `data.kind` that a family is trained on besides "auto", which is its own name."""
 GPT = Needs("model.family", ("gpt",))
 BERT = Needs("model.family", ("bert",))
 T5 = Needs("model.family", ("t5",))
@@ -216,6 +218,11 @@ class ModelConfig:
             raise InputError(
                 f"model.experts_per_token {k} exceeds model.experts {experts}: lower the one or raise the other"
             )
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Tell whether a decoder attends to the output of an encoder."""
+        return self.family == "t5"
 
     @property
     def position_rows(self) -> int:

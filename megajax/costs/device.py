@@ -92,7 +92,8 @@ class Device:
     @property
     def stacks(self) -> tuple[Stack, ...]:
         """Return the stacks of layers in the order in which they run; a pipeline cuts the last one."""
-        return model_class(self.config.model).stacks(self.config.model, self.config.data)
+        model, data = self.config.model, self.config.data
+        return model_class(model).stacks(model, data.seq_length, data.decoder_seq_length)
 
     @property
     def layers(self) -> int:
@@ -148,12 +149,12 @@ def expert_load(model: ModelConfig, tokens: float) -> Load:
 
 def head_matrices(model: ModelConfig) -> int:
     """Count the [D, D] matrices beside the tables, which every device has whole: BERT's transform, and its pooler."""
-    return model_class(model).head_matrices(model)
+    return model_class(model).head_transform + model.pair_task
 
 
 def lookups(model: ModelConfig) -> int:
     """Count how often a microbatch is looked up in the embedding: twice with encoder and decoder, else once."""
-    return 2 if model_class(model).writes == "answer" else 1
+    return 1 + model.is_encoder_decoder
 
 
 def lookups_again(model: ModelConfig, stages: int) -> int:

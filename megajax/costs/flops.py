@@ -19,6 +19,7 @@ from typing import Literal
 
 from megajax.config.model import ModelConfig
 from megajax.models.families import model_class
+from megajax.models.model import Stack
 
 AttentionConvention = Literal["full", "causal"]
 Remat = Literal["none", "selective", "full"]
@@ -68,51 +69,39 @@ def count_flops(
     For multi-head attention, F = 4 D and "full" this is 72 B L S D^2 (1 + S / 6D + V / 12DL) (2104.04473, section 5.1).
     The router of a mixture does not count, as in Megatron-LM.
     """
-    width, labels = model.hidden_size, batch * (decoder_sequence or sequence)
-    logits = 2 * labels * width * model.padded_vocab_size
-    if model.family == "bert":
-        logits += 2 * labels * width * width
-    layers = _layers(model, model.num_layers, labels, _keys_seen(model, decoder_sequence or sequence, attention))
-    if model.family != "t5":
-        return Flops(*layers, logits)
-    encoder = _layers(model, model.encoder_layers or model.num_layers, batch * sequence, sequence)
-    cross = _cross(model, labels, batch * sequence, sequence)
-    projections, core, mlp = (sum(part) for part in zip(layers, encoder, cross, strict=True))
-    return Flops(projections, core, mlp, logits)
+    family, width = model_class(model), model.hidden_size
+    stacks = family.stacks(model, sequence, decoder_sequence or sequence)
+    parts = (_of_stack(model, stack, batch, attention) for stack in stacks)
+    projections, core, mlp = (sum(part) for part in zip(*parts, strict=True))
+    rows = model.padded_vocab_size + width * family.head_transform
+    return Flops(projections, core, mlp, 2 * batch * stacks[-1].sequence * width * rows)
 
 
-Parts = tuple[int, int, int]
-"""FLOPs of projections, core and MLP."""
+def _of_stack(model: ModelConfig, stack: Stack, batch: int, attention: AttentionConvention) -> tuple[int, int, int]:
+    """Count the FLOPs of projections, core and MLP of a stack.
 
-
-def _layers(model: ModelConfig, layers: int, tokens: int, keys_seen: float) -> Parts:
-    """Count the FLOPs of a stack whose queries see `keys_seen` keys each, on average."""
-    width, queries, keys = model.hidden_size, model.num_heads * model.head_size, model.kv_heads * model.head_size
+    Each layer of a decoder projects keys and values of its own from the encoder's output.
+    """
+    width, layers, tokens = model.hidden_size, stack.layers, batch * stack.sequence
+    queries, keys = model.num_heads * model.head_size, model.kv_heads * model.head_size
+    projections = layers * 2 * tokens * width * (queries + 2 * keys + queries)
+    core = int(layers * 4 * tokens * _keys_seen(model, stack, attention) * queries)
+    if stack.memory:
+        projections += layers * 2 * width * queries * 2 * (tokens + batch * stack.memory)
+        core += layers * 4 * tokens * stack.memory * queries
     units = layers * model.ffn_size
     if model.experts:
         used = model.experts_per_token * model.expert_size + model.shared_ffn_size
         units = model.dense_layers * model.ffn_size + (layers - model.dense_layers) * used
-    return (
-        layers * 2 * tokens * width * (queries + 2 * keys + queries),
-        int(layers * 4 * tokens * keys_seen * queries),
-        2 * tokens * width * units * (3 if model.gated else 2),
-    )
+    return projections, core, 2 * tokens * width * units * (3 if model.gated else 2)
 
 
-def _cross(model: ModelConfig, tokens: int, encoded: int, sequence: int) -> Parts:
-    """Count the FLOPs of the decoder's attention to the encoder's output.
-
-    Every layer projects its own keys and values from that output.
-    """
-    size = model.num_layers * model.num_heads * model.head_size
-    return 2 * size * model.hidden_size * 2 * (tokens + encoded), 4 * size * tokens * sequence, 0
-
-
-def _keys_seen(model: ModelConfig, sequence: int, attention: AttentionConvention) -> float:
+def _keys_seen(model: ModelConfig, stack: Stack, attention: AttentionConvention) -> float:
     """Return the keys that a query is charged for, averaged over the layers: all keys, or those before it (in the
     window).
     """
-    if attention == "full" or not model_class(model).causal:
+    sequence = stack.sequence
+    if attention == "full" or not stack.causal:
         return sequence
     window = min(model.window or sequence, sequence)
     near, share = window - window**2 / (2 * sequence), model.layer_kinds.count("global") / model.num_layers

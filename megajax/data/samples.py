@@ -1,7 +1,7 @@
 """Registry of the kinds of samples on which a model can be trained, one entry each.
 
-To add one, write its dataset, enter it in `KINDS`, and name it at `DataConfig.kind` and in `config.checks`. The arrays
-of its batches are those that the model family expects (`models.model.Model.arrays`).
+To add one, write its dataset, enter it in `KINDS`, and name it at `DataConfig.kind` and in `SAMPLE_KINDS` beside the
+model's families. The arrays of its batches are those that the model family expects (`models.model.Model.arrays`).
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ class Bert(Model):
     """Encoder-only model: embedding, blocks, masked-LM head and, for pairs of texts, pooler and sentence-order head."""
 
     causal = False
+    head_transform = True
     sees = "full"
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
@@ -70,11 +71,6 @@ class Bert(Model):
         arrays = super().arrays(config, data)
         arrays |= dict.fromkeys(("token_types", "segment_ids"), arrays["tokens"])
         return arrays | ({"pair_labels": RowArray((), np.int32)} if config.pair_task else {})
-
-    @classmethod
-    def head_matrices(cls, config: ModelConfig) -> int:
-        """Return how many matrices [D, D] the heads have: the transform and, for pairs, the pooler."""
-        return 1 + config.pair_task
 
     def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
         """Return the context of the blocks for a batch, in which padding is a segment of its own."""

@@ -41,6 +41,8 @@ class Stack(NamedTuple):
     """Tokens of a sample in these layers."""
     memory: int = 0
     """Tokens of the encoder's output that every layer attends to as well; 0 = none."""
+    causal: bool = True
+    """True if a token sees itself and those before it only."""
 
 
 class Model(nnx.Module):
@@ -51,6 +53,8 @@ class Model(nnx.Module):
 
     causal: ClassVar[bool] = True
     """True if the blocks that a pipeline runs see the past only."""
+    head_transform: ClassVar[bool] = False
+    """True if hidden states go through a matrix [D, D] before the output matrix."""
     sees: ClassVar[str] = "causal"
     """Attention of the model in a few words for the log."""
     writes: ClassVar[Literal["continuation", "answer"] | None] = None
@@ -81,20 +85,15 @@ class Model(nnx.Module):
         }
 
     @classmethod
-    def stacks(cls, config: ModelConfig, data: DataConfig) -> tuple[Stack, ...]:
+    def stacks(cls, config: ModelConfig, sequence: int, decoder_sequence: int = 0) -> tuple[Stack, ...]:
         """Return the stacks of layers in the order in which they run; a pipeline cuts the last one."""
-        return (Stack(config.num_layers, data.seq_length),)
+        return (Stack(config.num_layers, sequence, causal=cls.causal),)
 
     @classmethod
     def decoder_tokens(cls, data: DataConfig) -> int:
         """Return T, the tokens of a sample that the decoder of an encoder-decoder model reads, or 0 for other
         models.
         """
-        return 0
-
-    @classmethod
-    def head_matrices(cls, config: ModelConfig) -> int:
-        """Return how many matrices [D, D] the heads have besides the output matrix."""
         return 0
 
     @abstractmethod

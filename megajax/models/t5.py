@@ -77,10 +77,10 @@ class T5(Model):
         }
 
     @classmethod
-    def stacks(cls, config: ModelConfig, data: DataConfig) -> tuple[Stack, ...]:
+    def stacks(cls, config: ModelConfig, sequence: int, decoder_sequence: int = 0) -> tuple[Stack, ...]:
         """Return the stacks of encoder and decoder."""
-        encoder = Stack(config.encoder_layers or config.num_layers, data.seq_length)
-        return (encoder, Stack(config.num_layers, data.decoder_seq_length, memory=data.seq_length))
+        encoder = Stack(config.encoder_layers or config.num_layers, sequence, causal=False)
+        return encoder, Stack(config.num_layers, decoder_sequence, memory=sequence)
 
     @classmethod
     def decoder_tokens(cls, data: DataConfig) -> int:

@@ -44,10 +44,9 @@ PREDICTED = 0.2
 
 def random_batch(config: Config, step: int) -> Batch:
     """Return the random global batch of a step."""
-    make = {"gpt": _gpt, "bert": _bert, "t5": _t5}[config.model.family]
     G = config.train.global_batch_size
     assert config.model.vocab_size is not None
-    batch = make(config, step, G, config.model.vocab_size)
+    batch = RANDOM_BATCHES[config.model.family](config, step, G, config.model.vocab_size)
     return {**batch, "sample_ids": (step * G + np.arange(G)).astype(np.uint32)}
 
 
@@ -109,6 +108,9 @@ def _text(rng: np.random.Generator, G: int, S: int, vocabulary: int) -> tuple[np
     """Return random ids [G, S], and the number of real ones in each row [G], S / 2 to S."""
     return rng.integers(0, vocabulary, (G, S), dtype=np.int32), rng.integers(S // 2, S + 1, G)
 
+
+RANDOM_BATCHES = {"gpt": _gpt, "bert": _bert, "t5": _t5}
+"""Family -> function of a configuration, the step, G and the vocabulary that makes its batch without sample_ids."""
 
 POLICIES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 GRADIENT_TOLERANCE = 1e-5

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from megajax.costs.device import head_matrices, lookups
+from megajax.costs.device import lookups
+from megajax.models.families import model_class
 from megajax.planning.cut import Core, Cut, Product, cores, experts, products, rows_of
 from megajax.planning.operations import (
     LAUNCH,
@@ -217,8 +218,7 @@ def vocabulary_work(cut: Cut, stages: int, stride: int) -> Work:
     table = gather_seconds(gpu, 4 * V * D, cut.fsdp, inner * cut.expert)
     uses = lookups(cut.model) + 1
     shards = uses * 2 * gather_seconds(gpu, 4 * V * D, cut.expert, inner)  # gradients, summed
-    matrices = head_matrices(cut.model)
-    transform = matmul_seconds(gpu, cut.own_tokens, D, D, cut.numbers) if matrices else 0
+    transform = matmul_seconds(gpu, cut.own_tokens, D, D, cut.numbers) * model_class(cut.model).head_transform
     encoded = cut.stream * cut.encoded / cut.sequence  # of T5's encoder, looked up as well
     work = Work(
         matmul=matmul + 3 * transform,
@@ -233,18 +233,15 @@ def vocabulary_work(cut: Cut, stages: int, stride: int) -> Work:
 
 
 def _small_products(cut: Cut) -> float:
-    """Return the FLOPs, forward and backward, of the small products of BERT and T5.
+    """Return the FLOPs, forward and backward, of all products besides embedding, layers and output matrix.
 
-    These are all products besides embedding, layers and output matrix.
-
-    BERT has the transform of every token, the pooler and the classes of the first token, and token types as a product
-    with one-hot rows, which need no gradient. T5 has the gradient of the distances' bias, of all layers at once.
+    They are few: a transform of every token (BERT), the pooler and the two classes of a pair's first token, token types
+    as a product with one-hot rows, which need no gradient, and the gradient of T5's bias of distances, of all layers at
+    once.
     """
     model, D = cut.model, cut.model.hidden_size
-    if model.family == "bert":
-        pair = cut.samples * D * (D + 2) * model.pair_task
-        return 6 * (cut.own_tokens * D * D + pair) + 4 * cut.own_tokens * model.token_types * D
-    if model.positions == "relative":
-        places = cut.sequence**2 + cut.encoded**2
-        return 2 * places * model.relative_buckets * cut.heads
-    return 0
+    transform = cut.own_tokens * D * D * model_class(model).head_transform
+    pair = cut.samples * D * (D + 2) * model.pair_task
+    types = cut.own_tokens * model.token_types * D
+    places = (cut.sequence**2 + cut.encoded**2) * (model.positions == "relative")
+    return 6 * (transform + pair) + 4 * types + 2 * places * model.relative_buckets * cut.heads

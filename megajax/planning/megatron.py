@@ -19,7 +19,6 @@ from megajax.config import Config, InputError
 from megajax.costs.device import Device
 from megajax.costs.memory import StageMemory
 from megajax.costs.weights import model_leaves
-from megajax.models.families import model_class
 
 CUTS = {
     "layers": ("pipe",),
@@ -102,10 +101,10 @@ def check_like_megatron(config: Config) -> None:
     Raises:
         InputError: there is no accounting; the message names the kind of model or the key.
     """
-    model, encodes = config.model, model_class(config.model).writes == "answer"
+    model = config.model
     lacking = {
         "model.experts: it drops tokens or pads them, as its options say": model.experts > 0,
-        "model.family t5: it splits the pipeline between encoder and decoder": encodes,
+        f"model.family {model.family}: it splits the pipeline between encoder and decoder": model.is_encoder_decoder,
         "parallel.whole_heads: it has none": config.parallel.whole_heads,
     }
     of_gemma = ("branch_norm", "attention_softcap", "logit_softcap", "layer_pattern")

@@ -19,6 +19,7 @@ from typing import Literal
 from megajax.config import Config
 from megajax.costs.device import Device, head_matrices, lookups, lookups_again
 from megajax.costs.hardware import Gpu
+from megajax.models.families import model_class
 from megajax.planning.collectives import PLACES, Place
 from megajax.planning.cut import Cut, Trainer, products
 from megajax.planning.operations import WIDTH
@@ -200,7 +201,7 @@ def _of_sums(device: Device, cut: Cut) -> tuple[float, Sizes]:
     model, mesh, single, scans = device.config.model, device.mesh, device.mesh["pipe"] == 1, cut.trainer.scans_layers
     table, positions = _tables(device, cut)
     sums = 4 * ((lookups(model) + 1) * table + positions) / mesh["fsdp"] * scans
-    transform = WIDTH[cut.numbers] * model.hidden_size**2 * (head_matrices(model) > 0) / mesh["fsdp"]
+    transform = WIDTH[cut.numbers] * model.hidden_size**2 * model_class(model).head_transform / mesh["fsdp"]
     place: Place = "each step" if single else "each microbatch"
     sizes: Sizes = {
         ("tensor", place): transform * cut.sequence_parallel * scans,

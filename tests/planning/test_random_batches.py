@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from megajax.config import load_config
-from megajax.models.families import batch_arrays
-from megajax.planning.equivalence import random_batch
+from megajax.config.model import POSITIONS, SAMPLE_KINDS
+from megajax.models.families import FAMILIES, batch_arrays
+from megajax.planning.equivalence import RANDOM_BATCHES, random_batch
 
 VERIFY = ["gpt_tiny", "llama_tiny", "bert_tiny", "roberta_tiny", "t5_tiny"]
 
@@ -25,6 +26,11 @@ def test_every_family_has_its_arrays(name: str) -> None:
     np.testing.assert_array_equal(batch["sample_ids"], 3 * G + np.arange(G))
     assert len(set(batch["loss_mask"].sum(axis=1))) > 2
     assert (random_batch(config, step=4)["tokens"] != batch["tokens"]).any()
+
+
+def test_every_family_has_batches() -> None:
+    """It also has kinds of samples and positions of its own, which the configuration knows."""
+    assert set(FAMILIES) == set(RANDOM_BATCHES) == set(SAMPLE_KINDS) == set(POSITIONS)
 
 
 def test_pairs_of_texts() -> None:
