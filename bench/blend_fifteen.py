@@ -1,6 +1,6 @@
-"""`python -m bench.blend_fifteen`: MT-NLG's fifteen sources, a million samples: shares asked for and given.
+"""`python -m bench.blend_fifteen`: MT-NLG's fifteen sources in a million samples: wanted and given shares.
 
-Weights of Smith et al. (2022), "Using DeepSpeed and Megatron to Train Megatron-Turing NLG 530B", table 1.
+The weights are those of Smith et al. (2022), "Using DeepSpeed and Megatron to Train Megatron-Turing NLG 530B", table 1.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """`python -m bench.checkpoint_speed`: saving and restoring against safetensors and a raw write of the same bytes.
 
-Each measurement has a process of its own, for its peak of memory, and repeats what it measures; processes take turns,
-and the best time counts, since a machine's page cache has moods. Ours is on disk when it returns (TensorStore syncs its
-files), so what it has to beat is safetensors' save plus an fsync; the save alone is shown too. Restoring includes
-checking the fingerprints.
+Each measurement has a process of its own, for its peak memory, and is repeated; processes take turns, and the best time
+counts, because page caches vary. Our save is on disk when it returns (TensorStore syncs its files), so it competes with
+safetensors' save plus an fsync; the save alone is shown too. Restoring includes checking the fingerprints.
 
-An asynchronous save costs the call and what the step after it takes longer. That step donates its state: the
-measurement asserts that its results lie in the very buffers of its arguments.
+An asynchronous save costs the call and the delay of the next step. That step donates its state: the measurement asserts
+that its results lie in the very buffers of its arguments.
 
 Shapes: V vocabulary, L layers, D embed.
 """

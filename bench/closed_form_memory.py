@@ -1,8 +1,8 @@
-"""`python -m bench.closed_form_memory`: `costs.memory` against the compiler, on H100s that are not there.
+"""`python -m bench.closed_form_memory`: `costs.memory` compared with the compiler, for absent H100s.
 
-Compiles the training step of every row on a CPU with JAX's CUDA plugin and prints GiB per GPU in closed form and in
-XLA's plan: what lasts (arguments) and what a step needs on top (temporaries). The numbers in
-`tests.planning.compiled_memory.ROWS` are such a run's.
+The training step of every row is compiled on a CPU with JAX's CUDA plugin. Printed are GiB per GPU in closed form and
+in XLA's plan: memory that lasts (arguments) and memory that a step needs besides (temporaries). The numbers in
+`tests.planning.compiled_memory.ROWS` come from such a run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`python -m bench.compile_depth`: a deep model must not take longer to compile than a shallow one.
 
-Compiles the training step (trace, lower, compile) of the same width with 12 and with 96 layers in turns and prints the
-ratio of the shortest times; the aim is 1.3 at most. Both are the real step: a shallow model with layers of zeros put on
-top, which add nothing to the residual stream, must have the loss that it had without them.
+The training step of the same width is compiled (traced, lowered, compiled) with 12 and with 96 layers in turns, and the
+ratio of the shortest times is printed; it should be at most 1.3. Both are the real step: a shallow model with further
+layers of zeros, which add nothing to the residual stream, must have the same loss as without them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""`python -m bench.contracts [FAMILY ...] [--layout NAME ...]`: closed form and program, family by family.
+"""`python -m bench.contracts [FAMILY ...] [--layout NAME ...]`: closed form and compiled program, family by family.
 
-Compiles the real step of a few layers of real width for H100s that are not there, with every kind of layout, and holds
-the program against what the planner says of it: FLOPs of matrix products and memory of a device, bytes over every mesh
-axis in every loop, nothing over `tensor` that is larger than the activations between two layers, and inputs that the
-step does not use. Prints a line for each; those that break the contract say how. Exit code 1 if any does.
+The real step of a few layers of real width is compiled for absent H100s, with every kind of layout, and the program is
+compared with the plan: FLOPs of matrix products and memory of a device, bytes over every mesh axis in every loop,
+nothing over `tensor` that is larger than the activations between two layers, and no unused inputs of the step. A line
+for each is printed, which tells how it breaks the contract, if it does. The exit code is 1 if any does.
 
-Experts of a mixture are taken to be used alike: their loops are as long as the router makes them.
+Experts of a mixture are assumed to be used alike, because the router decides the length of their loops.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`python -m bench.deviceless_memory`: what a step of the published models needs, on H100s that are not there.
+"""`python -m bench.deviceless_memory`: memory and traffic of a step of published models, on absent H100s.
 
-Compiles the real training step of 22B to 1T parameters (2205.05198, table 3) for 8 to 3,072 GPUs, on a CPU with JAX's
-CUDA plugin, and prints a line for each. Under `seconds` is the time to trace, lower and compile; under `arguments` what
-state and batch take, under `temporary` XLA's other buffers, under `ring` how much of these are activations that the
-pipeline saves (GiB per GPU); then GiB that cross each mesh axis in a step, counting whole tensors.
+The real training step of 22B to 1T parameters (2205.05198, table 3) is compiled for 8 to 3,072 GPUs, on a CPU with
+JAX's CUDA plugin, and a line for each is printed. `seconds` is the time to trace, lower and compile; `arguments` are
+state and batch, `temporary` are XLA's other buffers, and `ring` is the part of these for activations that the pipeline
+saves (GiB per GPU). GiB that cross each mesh axis in a step follow, counting whole tensors.
 """
 
 from __future__ import annotations

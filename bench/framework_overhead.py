@@ -1,9 +1,9 @@
-"""`python -m bench.framework_overhead`: MegaJAX's training step against bare JAX written for one device.
+"""`python -m bench.framework_overhead`: MegaJAX's training step compared with bare JAX for one device.
 
-The bare step is what one would write by hand for speed: a dict of arrays, one scan over the layers, tokens flattened to
-two dimensions around every matrix product, optax.adamw with clipping, everything donated. Both start from the same
-weights, see the same batches and must report the same losses; then they take turns, so that a change of the machine's
-mood meets both. A GPT of 6 layers, hidden 384, sequence 256, batch 8, vocabulary 50,304 in fp32.
+The bare step is written by hand for speed: a dict of arrays, one scan over the layers, tokens flattened to two
+dimensions around every matrix product, optax.adamw with clipping, everything donated. Both start from the same weights,
+see the same batches and must report the same losses; then they take turns, so that changes in the machine's load affect
+both. A GPT of 6 layers, hidden 384, sequence 256, batch 8, vocabulary 50,304 in fp32.
 
 Shapes: B batch, S sequence, D embed, N heads, H head dim, V vocabulary, L layers, T = B S tokens.
 """

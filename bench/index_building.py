@@ -1,8 +1,8 @@
 """`python -m bench.index_building`: seconds to build the sample order, beside megatron-core's compiled helper.
 
-Documents of 1 to 599 tokens cut into samples of 2,048, shuffled over 1 and 4 epochs. Where megatron-core is installed
-(it is no dependency: use an environment of its own) both build the same order in turns, and must agree on every number.
-Both run on one core, and seconds are this process's own, whatever else the machine does.
+Documents of 1 to 599 tokens are cut into samples of 2,048 and shuffled over 1 and 4 epochs. If megatron-core is
+installed (it is not a dependency: use an environment of its own), both build the same order in turns, and must agree on
+every number. Both run on one core, and only this process's own seconds count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`python -m bench.indexed_writing`: writing token files against megatron-core's builder (to be installed).
+"""`python -m bench.indexed_writing`: writing token files, compared with megatron-core's builder.
 
-Both write the same documents as 16-bit ids, one call a document; the files are compared. They take turns, and the best
-time counts. Lists are what tokenizers return, arrays what other tools pass on.
+megatron-core has to be installed. Both write the same documents as 16-bit ids, one call a document; the files are
+compared. They take turns, and the best time counts. Tokenizers return lists; other tools pass arrays.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`python -m bench.kill_preprocessing`: kill -9 at random moments, then run again; the output is the same bytes.
+"""`python -m bench.kill_preprocessing`: kill -9 at random moments, run again, and compare the bytes of the output.
 
-Every other time only the workers are killed, so that the command itself has to say so and leave with code 2.
+Every other time only the workers are killed, so that the command itself has to report this and end with code 2.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`python -m bench.loader_speed`: samples of 2,048 tokens read a second, beside megatron-core's GPTDataset.
+"""`python -m bench.loader_speed`: samples of 2,048 tokens read per second, compared with megatron-core's GPTDataset.
 
-A file of documents of 1 to 1,199 tokens, read in shuffled order by one process, whose own seconds count. Megatron-core,
-where it is installed (it is no dependency: use an environment of its own), gives one sample a call; ours a batch. Both
-must give the same tokens.
+One process, whose own seconds count, reads a file of documents of 1 to 1,199 tokens in shuffled order. Megatron-core,
+if installed (it is not a dependency: use an environment of its own), returns one sample a call, and ours a batch. Both
+must return the same tokens.
 """
 
 from __future__ import annotations

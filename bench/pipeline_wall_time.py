@@ -1,9 +1,9 @@
-"""`python -m bench.pipeline_wall_time`: what a pipeline costs in real time, on four simulated devices.
+"""`python -m bench.pipeline_wall_time`: the cost of a pipeline in real time, on four simulated devices.
 
-The same model and global batch as four stages, plain and interleaved, and as four replicas without stages; all must
-have the same losses. They take turns, so that a change of the machine's mood meets all. On real devices the bubble is
-time in which a device has nothing to do. Here the devices share the machine's cores, so the masked slots that fill
-the bubble take time from the others, and times should be in the ratio of the work: (v M + P - 1) / (v M) for layers.
+The same model and global batch run as four stages, plain and interleaved, and as four replicas without stages; all must
+have the same losses. They take turns, so that changes in the machine's load affect all. On real devices the bubble is
+time in which a device has nothing to do. Here the devices share the machine's cores, so the masked slots that fill the
+bubble take time from the others, and times should be in the ratio of the work: (v M + P - 1) / (v M) for layers.
 
 Letters: P stages, v chunks per stage, M microbatches.
 """

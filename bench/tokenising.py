@@ -1,9 +1,9 @@
-"""`python -m bench.tokenising`: preprocessing against the tokenizer libraries in a bare multiprocessing loop.
+"""`python -m bench.tokenising`: preprocessing, compared with the tokenizer libraries in a bare loop.
 
-The bare loop has texts cut up beforehand, hands each process its share and calls the library on as much text at a time
-as preprocessing does; ids come out as lists and are dropped. Preprocessing reads JSON, tokenizes, writes token files
-and merges them. Both are timed from an idle machine to the last token, processes included, and take turns; the best
-time counts. Memory is the peak of the resident sets of all processes together, each counted in full.
+The bare loop of processes gets texts that were cut beforehand, hands each process its share and calls the library on as
+much text at a time as preprocessing does; ids are returned as lists and dropped. Preprocessing reads JSON, tokenizes,
+writes token files and merges them. Both are timed from an idle machine to the last token, processes included, and take
+turns; the best time counts. Memory is the peak of the resident sets of all processes together, each counted in full.
 """
 
 from __future__ import annotations

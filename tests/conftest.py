@@ -1,4 +1,4 @@
-"""Eight simulated CPU devices for every test and the processes that it starts, and a compiler in a hurry."""
+"""Every test, and the processes that it starts, have eight simulated CPU devices and a fast compilation."""
 
 import json
 import os

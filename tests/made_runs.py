@@ -1,4 +1,4 @@
-"""Runs that were never trained: a checkpoint of random weights, written in a second."""
+"""Runs that were never trained: checkpoints of random weights, written in a second."""
 
 from __future__ import annotations
 

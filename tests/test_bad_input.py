@@ -1,6 +1,8 @@
-"""Whatever the user gets wrong: exit code 2, one line that names the thing and the remedy, no traceback, nothing lost.
+"""Every mistake of the user gives exit code 2 and one line with the thing and the remedy; no traceback, and nothing
+lost.
 
-Most mistakes are made in this process through `main`, before anything is compiled; a full disk needs one of its own.
+Most mistakes are made in this process through `main`, before anything is compiled; a full disk needs a process of its
+own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run that is started again with other sources, weights, batch size and devices."""
+"""A run is started again with other sources, weights, batch size and devices."""
 
 from __future__ import annotations
 

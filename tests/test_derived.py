@@ -1,6 +1,6 @@
-"""What a run has made of other files is made again, or refused, when they are others; and it needs them no more.
+"""Files that a run has made from others are made again, or refused, when those change.
 
-Some forty starts, of one step each or refused before it: they take a minute on two cores.
+There are some forty starts, of one step each or refused before it, which take a minute on two cores.
 """
 
 from __future__ import annotations

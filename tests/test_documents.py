@@ -1,8 +1,9 @@
 """Every command of README.md, docs, launch/README.md and CONTRIBUTING.md is run, section by section, in a fresh clone.
 
-Long ones are shortened by more words at their end, which win; what cannot run here is replaced by what checks as much
-of it as possible, with the reason. A command that the table does not name is run as it stands. Takes about a minute a
-section on two cores, the models (which need packages that `.ci/run` installs) three.
+Long commands are shortened by further words at their end, which take precedence. A command that cannot run here is
+replaced by one that checks as much of it as possible, with the reason. A command that the table does not name is run
+unchanged. A section takes about a minute on two cores, and the models (which need packages that `.ci/run` installs)
+three.
 """
 
 from __future__ import annotations

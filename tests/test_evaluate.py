@@ -1,4 +1,4 @@
-"""`python -m megajax.evaluate`: the command line, and the same numbers on every layout."""
+"""`python -m megajax.evaluate` takes its command line, and gives the same numbers on every layout."""
 
 import json
 import logging

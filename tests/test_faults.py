@@ -1,4 +1,4 @@
-"""Bad steps, signals and second starts, met by whole runs in this process."""
+"""Bad steps, signals and second starts happen to whole runs in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m megajax.generate`: text from a run that was trained on eight devices, read onto one."""
+"""`python -m megajax.generate` writes text with a run that was trained on eight devices and is read onto one."""
 
 import json
 import logging

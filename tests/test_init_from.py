@@ -1,4 +1,4 @@
-"""Training that starts from the weights of another run, or of a Hugging Face model."""
+"""Training starts from the weights of another run, or of a Hugging Face model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is derived knows its source by contents, whatever it is called and wherever it lies."""
+"""Derived files know their source by its contents, whatever its name and place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m megajax`: the list of what there is to run."""
+"""`python -m megajax` lists the commands that can be run."""
 
 from __future__ import annotations
 

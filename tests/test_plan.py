@@ -1,4 +1,4 @@
-"""`python -m megajax.plan`: one layout, a search, what does not fit and what would."""
+"""`python -m megajax.plan`: one layout, a search, and remedies for a plan that does not fit."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Jobs of two and four processes: the numbers of one, checkpoints for any number, requests and faults that reach all.
+"""Jobs of two and four processes give the numbers of one, checkpoints for any number, and requests and faults to all.
 
 The processes are real, started by `launch.local`, and talk over gloo.
 """

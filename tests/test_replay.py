@@ -1,4 +1,4 @@
-"""Taking steps of a run again."""
+"""Steps of a run are taken again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the repository says about itself is true: links and paths exist, sizes stay small, versions agree."""
+"""The repository describes itself truly: links and paths exist, sizes stay small, versions agree."""
 
 import ast
 import re

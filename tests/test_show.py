@@ -1,4 +1,4 @@
-"""`python -m megajax.show`: what a device would hold, without a device."""
+"""`python -m megajax.show` prints what a device would hold, without a device."""
 
 import math
 import os

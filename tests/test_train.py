@@ -1,4 +1,4 @@
-"""The whole job through its command line: real files, real processes, real signals."""
+"""The whole job runs from its command line, with real files, real processes and real signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m megajax.verify`: a table of layouts, and an exit code that can be trusted."""
+"""`python -m megajax.verify` prints a table of layouts, and its exit code can be trusted."""
 
 from __future__ import annotations
 

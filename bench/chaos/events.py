@@ -1,4 +1,4 @@
-"""What may befall a job, when, and how it then has to end."""
+"""Events that strike a job, their moments, and the way in which the job then has to end."""
 
 from __future__ import annotations
 

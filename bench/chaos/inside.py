@@ -1,4 +1,4 @@
-"""What the chaos test puts into every process of a job: marks on stdout that tell what it is doing, and a fault."""
+"""Code that the chaos test adds to every process of a job: marks on stdout that tell what it is doing, and a fault."""
 
 from __future__ import annotations
 

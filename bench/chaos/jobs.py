@@ -1,4 +1,4 @@
-"""Jobs that the chaos test starts and listens to, and the small disk that they save to."""
+"""Jobs that the chaos test starts and follows, and the small disk to which they save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One training run under the chaos test: what happens to it, and whether it comes out as if nothing had."""
+"""One training run under the chaos test: its events, and the comparison with an undisturbed run."""
 
 from __future__ import annotations
 

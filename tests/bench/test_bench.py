@@ -1,4 +1,4 @@
-"""The benchmarks compare what they say they compare; their times are for people to read."""
+"""The benchmarks compare what they claim to compare; their times are for people to read."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""One event of each kind in one run; `python -m bench.chaos.chaos` has the many."""
+"""One run meets one event of each kind; `python -m bench.chaos.chaos` has many events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small states in checkpoints."""
+"""Small states, and checkpoints of them."""
 
 from __future__ import annotations
 

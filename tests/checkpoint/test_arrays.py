@@ -1,4 +1,4 @@
-"""Reading what Orbax wrote."""
+"""Arrays that Orbax has written are read without it."""
 
 from __future__ import annotations
 

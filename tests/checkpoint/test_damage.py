@@ -1,4 +1,4 @@
-"""Damaged checkpoints are told from those of another model, and passed over."""
+"""Damaged checkpoints are distinguished from those of another model, and passed over."""
 
 from __future__ import annotations
 

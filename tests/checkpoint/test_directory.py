@@ -1,4 +1,4 @@
-"""A directory of checkpoints belongs to one run, and keeps the checkpoints that were asked for."""
+"""A directory of checkpoints belongs to one run, and keeps the configured checkpoints."""
 
 from __future__ import annotations
 

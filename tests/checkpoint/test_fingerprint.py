@@ -1,4 +1,4 @@
-"""Fingerprints: the same on every mesh, different after any change."""
+"""Fingerprints are the same on every mesh, and different after any change."""
 
 from __future__ import annotations
 

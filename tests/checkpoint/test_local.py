@@ -1,4 +1,4 @@
-"""Local copies: newer than the run's own checkpoints, for the same layout only, and never another run's."""
+"""Local copies are newer than the run's own checkpoints, fit the same layout only, and never come from another run."""
 
 from __future__ import annotations
 

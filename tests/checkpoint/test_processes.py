@@ -1,4 +1,4 @@
-"""Two processes: they take the same decisions, and one that fails does not wait for the other."""
+"""Two processes take the same decisions, and if one fails it does not wait for the other."""
 
 from __future__ import annotations
 

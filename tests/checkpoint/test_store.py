@@ -1,4 +1,4 @@
-"""Checkpoints: atomic, strict, and from any mesh to any mesh."""
+"""Checkpoints are atomic and strict, and go from any mesh to any mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes meet at a hub; here they are threads, each with a line of its own."""
+"""Processes meet at a hub; here they are threads, each with a connection of its own."""
 
 from __future__ import annotations
 

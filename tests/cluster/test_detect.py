@@ -1,4 +1,4 @@
-"""Environments as launchers set them, and what is read from them."""
+"""Environments as launchers set them, and the places that are read from them."""
 
 from __future__ import annotations
 

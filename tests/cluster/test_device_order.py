@@ -1,4 +1,4 @@
-"""Devices and processes that are not like the others, and their order."""
+"""Processes and devices that differ from the others are found, and devices are put in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watchdog of a process that is alone. A hang of one among several is in `test_jobs`."""
+"""The watchdog ends a process that is alone; `test_jobs` has a hang of one among several."""
 
 from __future__ import annotations
 

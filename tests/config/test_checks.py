@@ -1,4 +1,4 @@
-"""Values that are fine alone and wrong together."""
+"""Values that are valid alone and wrong together are refused."""
 
 from dataclasses import replace
 

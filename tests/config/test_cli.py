@@ -1,4 +1,4 @@
-"""The command line: exit codes, one line per mistake, help, and where every value comes from."""
+"""The command line: exit codes, one line per mistake, help, and the origin of every value."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Switches that a model family does not have, and layouts that T5 does not have."""
+"""Switches that a model family lacks, and layouts that T5 lacks, are refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where values come from, and what is said about a wrong key, value or file."""
+"""The origin of values, and messages about a wrong key, value or file."""
 
 from dataclasses import is_dataclass
 from functools import partial

@@ -1,7 +1,7 @@
 """Every preset and recipe loads, fits together, and has the parameters its source published.
 
-Two vocabularies are counted: OpenAI and Meta publish the ids that count, NVIDIA the padded rows. Published numbers are
-rounded: one printed as 1.2B is compared at its two digits, one with three digits or more to within 0.5 %.
+Two vocabularies are counted: OpenAI and Meta publish the ids without padding, NVIDIA the padded rows. Published numbers
+are rounded: one printed as 1.2B is compared at its two digits, one with three digits or more to within 0.5 %.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""No key is accepted and ignored: where it would change nothing, it is refused."""
+"""No key is accepted and ignored: a key that would change nothing is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values are what they look like: YAML 1.2's core schema, and texts that look like something else."""
+"""Values are read by YAML 1.2's core schema, and texts that look like other values stay texts."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Conversations by a tokenizer's own chat template: ids of a prompt are those trained on, answers alone are learnt."""
+"""A tokenizer's chat template writes conversations: prompts have the ids of training, and only answers are learnt."""
 
 from __future__ import annotations
 

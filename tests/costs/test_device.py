@@ -1,4 +1,4 @@
-"""One device's share of a step, by hand."""
+"""One device's share of a step, compared with numbers by hand."""
 
 from dataclasses import replace
 

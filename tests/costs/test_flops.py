@@ -1,4 +1,4 @@
-"""Model FLOPs and peaks against published numbers."""
+"""Model FLOPs and peaks, compared with published numbers."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Memory of this implementation in closed form, against arrays that exist and against the compiler's plan."""
+"""Memory of this implementation in closed form, compared with real arrays and with the compiler's plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of one layer by what cuts them, counted by hand, and their sum, which is the model."""
+"""Weights of one layer by the axes that cut them, counted by hand; their sum is the model."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Documents and prompts begin alike: with the beginning-of-sequence id where the tokenizer or the user wants it."""
+"""Documents and prompts begin alike, with the beginning-of-sequence id if the tokenizer or the user wants it."""
 
 import json
 import logging

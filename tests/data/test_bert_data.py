@@ -1,4 +1,4 @@
-"""BERT and RoBERTa samples against a literal reading of their description, and what must hold for any of them."""
+"""BERT and RoBERTa samples, compared with a literal reading of their description, and properties of all samples."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Conversations: their text form, token files of them, and rows packed with several."""
+"""Conversations as text, as token files, and packed into rows."""
 
 import json
 from pathlib import Path

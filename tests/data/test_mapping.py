@@ -1,4 +1,4 @@
-"""Sentences to samples: the mapping of BERT and T5 against a literal walk, and the generator behind its shuffle."""
+"""The mapping of BERT and T5 from sentences to samples, compared with a literal walk, and its random generator."""
 
 import tracemalloc
 from pathlib import Path

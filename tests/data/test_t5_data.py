@@ -1,4 +1,4 @@
-"""T5 samples against a literal reading of their description, and what must hold for any of them."""
+"""T5 samples, compared with a literal reading of their description, and properties of all samples."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tokenizers of masked models: BERT's WordPiece, and the special ids that others lack."""
+"""Tokenizers of masked models: BERT's WordPiece, and special ids that other tokenizers lack."""
 
 import subprocess
 import sys

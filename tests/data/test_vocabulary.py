@@ -1,4 +1,4 @@
-"""An id that the vocabulary lacks is found before training, or soon after its start; hundreds of files are open."""
+"""Ids that the vocabulary lacks are found before training, or soon after its start, also in hundreds of open files."""
 
 from __future__ import annotations
 

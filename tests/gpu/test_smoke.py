@@ -1,4 +1,4 @@
-"""The GPU smoke test works as a program: small, on a CPU."""
+"""The GPU smoke test works as a program, with small models on a CPU."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Generation with a cache against running the whole model again for every token.
+"""Generation with a cache, compared with a run of the whole model for every token.
 
 Shapes: B rows, P prompt tokens, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Continuations of prompts: layouts, batches, stop strings and end tokens, log-probabilities. Text is ids here."""
+"""Continuations of prompts: layouts, batches, stop strings, end tokens, log-probabilities; ids serve as text here."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which tokens stay in the draw, and how often each is drawn."""
+"""Filters keep the right tokens in the draw, and each token is drawn as often as it should be."""
 
 import jax
 import jax.numpy as jnp

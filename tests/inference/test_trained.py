@@ -1,4 +1,4 @@
-"""A run's model as generation and evaluation find it: texts, end tokens and tokenizer, trained here or imported."""
+"""The model of a run for generation and evaluation: texts, end tokens and tokenizer, trained here or imported."""
 
 import json
 from pathlib import Path

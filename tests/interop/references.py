@@ -1,4 +1,4 @@
-"""Small random models of transformers, one for every family and switch that MegaJAX imports, and what they compute."""
+"""Small random models of transformers, one for every family and switch that MegaJAX imports, and their results."""
 
 from __future__ import annotations
 

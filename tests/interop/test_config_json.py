@@ -1,4 +1,4 @@
-"""config.json means to MegaJAX what it means to transformers: every key left out, and what a run has changed."""
+"""config.json means the same to MegaJAX as to transformers, without any of its keys and after changes by a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has gone wrong elsewhere: grouped heads, dtypes, shards, padded vocabularies, rotary layouts."""
+"""Cases that have gone wrong in other projects: grouped heads, dtypes, shards, padded vocabularies, rotary layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of tokenizer, exported: transformers gives the same ids, the same text and the same special tokens."""
+"""Tokenizers of every kind, exported, have the same ids, text and special tokens in transformers."""
 
 from __future__ import annotations
 

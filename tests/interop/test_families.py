@@ -1,4 +1,4 @@
-"""Every family: a random model of transformers comes in, computes the same, and goes out as the same files."""
+"""In every family, a random model of transformers is imported, computes the same, and is exported to the same files."""
 
 from __future__ import annotations
 

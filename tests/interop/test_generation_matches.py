@@ -1,4 +1,4 @@
-"""Imported models continue prompts with the tokens that transformers finds, one family after the other."""
+"""Imported models of every family continue prompts with the same tokens as transformers."""
 
 from __future__ import annotations
 

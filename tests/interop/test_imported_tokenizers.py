@@ -1,4 +1,4 @@
-"""Tokenizers that came with a model: the ids that transformers gives, beginnings, ends and sentinels included."""
+"""Tokenizers imported with a model give the same ids as transformers, beginnings, ends and sentinels included."""
 
 from __future__ import annotations
 

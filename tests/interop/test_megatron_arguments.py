@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM that change the maths are honoured or refused: logits against its decoder in NumPy."""
+"""Arguments of Megatron-LM that change the maths are honoured or refused: logits equal its decoder's in NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's checkpoints, laid out shard by shard as its ranks do, come in to the bit."""
+"""Megatron-LM's checkpoints, in shards as its ranks write them, are imported bit by bit."""
 
 from __future__ import annotations
 

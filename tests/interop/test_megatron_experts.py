@@ -1,4 +1,4 @@
-"""Experts of Megatron-LM come in from all the containers and shards that it keeps them in."""
+"""Experts of Megatron-LM are imported from all containers and shards in which it keeps them."""
 
 from __future__ import annotations
 

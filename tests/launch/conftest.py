@@ -1,4 +1,4 @@
-"""Nothing that a test has started outlives it."""
+"""Processes that a test has started end with it."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Small programs that tests start as a job, and how to start a launcher."""
+"""Small programs that tests start as jobs, and functions to start a launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor, on a machine that has no GPU, and with checks that find something."""
+"""The doctor runs on a machine without a GPU, and with checks that find something."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of settings: known to XLA, overruled by the user, and usable from a shell."""
+"""The table of settings is known to XLA, overruled by the user, and usable from a shell."""
 
 from __future__ import annotations
 

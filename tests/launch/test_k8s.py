@@ -1,4 +1,4 @@
-"""The Kubernetes manifest: against the models that JobSet's and Kubernetes' own schemas are generated into."""
+"""The Kubernetes manifest is valid by models generated from JobSet's and Kubernetes' own schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes on this machine: what they get, how their output looks, and how they end."""
+"""Several processes on this machine: their environment, their output, and their end."""
 
 from __future__ import annotations
 

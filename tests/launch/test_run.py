@@ -1,6 +1,6 @@
-"""The supervisor: when it starts a job again, with how many processes, and when it does not.
+"""The supervisor restarts a job, with the right number of processes, or leaves it ended.
 
-The jobs are stand-ins that keep a count of their starts in a file; their command line names a real configuration.
+The jobs are stand-ins that count their starts in a file; their command line names a real configuration.
 """
 
 from __future__ import annotations

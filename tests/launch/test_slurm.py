@@ -1,4 +1,5 @@
-"""The SLURM script on a real SLURM: a cluster of one node, started for these tests and stopped after them.
+"""The SLURM script runs on a real SLURM: a cluster of one node, which is started for these tests and stopped after
+them.
 
 Debian has it in three packages: apt-get install slurmctld slurmd slurm-client
 """

@@ -1,6 +1,6 @@
-"""The model a second time, in float64 NumPy and plain loops over layers, heads and tokens: what the tests compare with.
+"""Reference of the model for the tests, in float64 NumPy and plain loops over layers, heads and tokens.
 
-Shapes: B batch, S sequence, D embed, N heads, K kv heads, H head dim, F mlp, V vocabulary that counts.
+Shapes: B batch, S sequence, D embed, N heads, K kv heads, H head dim, F mlp, V vocabulary without padding.
 """
 
 from __future__ import annotations

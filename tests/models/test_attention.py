@@ -1,5 +1,5 @@
-"""Attention against loops in float64, and the three things that it must never get wrong: who sees whom, which key/value
-head serves which query, and the precision of the softmax.
+"""Attention, compared with loops in float64, with three properties tested apart: the keys that each query sees, the
+key/value head that serves each query, and the precision of the softmax.
 
 Shapes: B batch, S sequence, N heads, K kv heads, H head dim.
 """

@@ -1,6 +1,6 @@
-"""BERT in three dresses against float64 loops; who sees whom; both losses and their gradients.
+"""BERT with three sets of switches, compared with float64 loops: masks, both losses and their gradients.
 
-Shapes: B batch, S sequence, D embed, N heads, V vocabulary that counts.
+Shapes: B batch, S sequence, D embed, N heads, V vocabulary without padding.
 """
 
 from dataclasses import replace

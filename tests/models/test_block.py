@@ -1,4 +1,4 @@
-"""Stacked blocks are the blocks one after the other, in a program that does not grow with them."""
+"""Stacked blocks compute the blocks one after another, in a program that does not grow with their number."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""The fused LM head and loss against the loss that first makes all the logits.
+"""The fused LM head and loss, compared with a loss that first computes all logits.
 
 Shapes: B batch, S sequence, T = B S tokens, D embed, V vocabulary rows with padding.
 """

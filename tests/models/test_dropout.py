@@ -1,4 +1,4 @@
-"""Dropout masks: a function of (seed, step, sample, layer, site) and of nothing else.
+"""Dropout masks depend on (seed, step, sample, layer, site) and on nothing else.
 
 Shapes: B batch, S sequence, D embed.
 """

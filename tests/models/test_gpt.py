@@ -1,6 +1,6 @@
-"""The whole model against float64 loops, under every kind of switch; who sees whom; the loss and its gradient.
+"""The whole model with every kind of switch, compared with float64 loops: masks, the loss and its gradient.
 
-Shapes: B batch, S sequence, V vocabulary that counts.
+Shapes: B batch, S sequence, V vocabulary without padding.
 """
 
 from dataclasses import replace

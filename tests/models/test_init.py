@@ -1,4 +1,4 @@
-"""Initial weights: their spread, and that (key, layer) alone decides them, whatever the padding or the depth."""
+"""Initial weights have the right spread, and depend on (key, layer) alone, whatever the padding or the depth."""
 
 from dataclasses import replace
 from functools import cache

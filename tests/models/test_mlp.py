@@ -1,4 +1,4 @@
-"""The activations, on an MLP of width one whose weights are small whole numbers."""
+"""The activations, tested in an MLP of width one whose weights are small whole numbers."""
 
 import jax.numpy as jnp
 import numpy as np

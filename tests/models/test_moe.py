@@ -1,4 +1,4 @@
-"""A mixture of experts against loops over tokens and experts; who is chosen, what that costs, and that nobody is left.
+"""A mixture of experts, compared with loops over tokens and experts: chosen experts, losses, and no dropped token.
 
 Shapes: B batch, S sequence, D embed, E experts, k experts of a token.
 """

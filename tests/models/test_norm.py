@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm against values worked out by hand and in float64."""
+"""LayerNorm and RMSNorm, compared with values by hand and in float64."""
 
 from dataclasses import replace
 

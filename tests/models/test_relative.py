@@ -1,4 +1,4 @@
-"""T5's buckets of distances by hand, and the bias that they pick.
+"""T5's buckets of distances, compared with values by hand, and the bias that they select.
 
 Shapes: S queries, T keys, N heads, R buckets.
 """

@@ -1,4 +1,4 @@
-"""Rotary embedding: exact angles at far positions, the pairs that turn, and what rotation is for."""
+"""Rotary embedding: exact angles at far positions, the rotated pairs, and scores that depend only on distances."""
 
 from dataclasses import replace
 from functools import partial

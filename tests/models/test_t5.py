@@ -1,6 +1,6 @@
-"""T5, both versions, against float64 loops; who sees whom; the loss and its gradient; dropout of two stacks.
+"""Both versions of T5, compared with float64 loops: masks, the loss and its gradient, dropout of two stacks.
 
-Shapes: B batch, S encoder sequence, T decoder sequence, D embed, N heads, H head dim, V vocabulary that counts.
+Shapes: B batch, S encoder sequence, T decoder sequence, D embed, N heads, H head dim, V vocabulary without padding.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Models so small that a test can look at every number, and what it takes to run them."""
+"""Models so small that a test can look at every number, and functions that run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom in a fresh kernel of this interpreter, and so does what people do in one."""
+"""Every notebook runs from top to bottom in a fresh kernel of this interpreter, and so do usual steps in a notebook."""
 
 import math
 import os

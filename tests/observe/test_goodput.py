@@ -1,4 +1,4 @@
-"""Every second has one cause, and goodput adds them up over all starts of a run."""
+"""Every second has one cause, and goodput adds up the seconds over all starts of a run."""
 
 import json
 import signal

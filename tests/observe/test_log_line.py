@@ -1,4 +1,4 @@
-"""The log line reads like Megatron-LM's, to a person and to the tools that parse it."""
+"""The log line reads like Megatron-LM's, for people and for tools that parse it."""
 
 import re
 from datetime import datetime

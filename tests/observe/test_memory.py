@@ -1,4 +1,4 @@
-"""Device memory against the plan, and running out of it."""
+"""Device memory is compared with the plan, and running out of it is explained."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Metrics files: complete lines, deterministic content, seamless resume."""
+"""Metrics files have complete lines and deterministic contents, and continue seamlessly after a resume."""
 
 import importlib.util
 import json

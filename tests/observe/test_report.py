@@ -1,4 +1,4 @@
-"""The reporter: what a training loop hands over, one step late, and what comes out."""
+"""The reporter takes the metrics of a training loop, and reports them one step late."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Speed from a step's samples and seconds."""
+"""Speed follows from a step's samples and seconds."""
 
 import pytest
 

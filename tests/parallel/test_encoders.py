@@ -1,8 +1,8 @@
-"""Encoders, encoder-decoders and mixtures under layouts that are hard on what they have besides a dense decoder.
+"""Encoders, encoder-decoders and mixtures under layouts that are hard for the parts that a dense decoder lacks.
 
-The first token may be on any device, heads have a bias that is cut as the vocabulary is, a table of positions that does
-not divide over tensor is whole on every shard, cross-attention reads a second sequence, experts are spread over devices
-that hold other samples. More layouts: `python -m megajax.verify`.
+The first token may be on any device, heads have a bias that is cut like the vocabulary, a table of positions that does
+not divide over tensor is whole on every shard, cross-attention reads a second sequence, and experts are on devices with
+other samples. `python -m megajax.verify` runs more layouts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A mixture of experts under every kind of layout computes what one device does, and sends what it says it sends."""
+"""A mixture of experts computes the same under every kind of layout as on one device, and sends what its docstring
+says.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No kernel drops an argument: what it cannot do it refuses, and the step that GPUs get uses all of its batch."""
+"""No kernel drops an argument: it refuses what it cannot do, and the step for GPUs uses all arrays of its batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""One program, every layout: the same bits at the start, the same gradients and losses after up to rounding.
+"""One program has under every layout the same bits at the start, and then the same gradients and losses up to rounding.
 
-A sample of the layouts that `python -m megajax.verify` runs one by one; context parallelism has its own tests.
+The layouts are a sample of those that `python -m megajax.verify` runs one by one; context parallelism has its own
+tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a forward pass sends when the compiler partitions it.
+"""A forward pass that the compiler partitions sends what its docstring says.
 
 Shapes: B rows, S sequence, D embed.
 """

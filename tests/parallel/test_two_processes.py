@@ -1,4 +1,4 @@
-"""Two processes of four devices train as one process of eight does, each given only its own samples.
+"""Two processes of four devices train as one process of eight devices does, though each reads only its own samples.
 
 The processes are real and talk over gloo. This file is also what they run:
 

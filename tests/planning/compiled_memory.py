@@ -1,6 +1,6 @@
-"""Memory that XLA planned for steps of published models on H100s that are not there, and what such steps are made of.
+"""Memory that XLA planned for steps of published models on absent H100s, and the parts of such steps.
 
-The numbers in `ROWS` are a run's of `python -m bench.closed_form_memory` (jax 0.10.2).
+The numbers in `ROWS` come from a run of `python -m bench.closed_form_memory` (jax 0.10.2).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The contract of a compiled step: families, layouts, and how far a program may be from the closed form.
+"""The contract of a compiled step: families, layouts, and the allowed deviation of a program from the closed form.
 
-`python -m bench.contracts` prints all of them; the suite takes some.
+`python -m bench.contracts` prints all of them; the test suite checks some.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""More step times that others measured. No constant of the A100 and the H100 was set with them.
+"""More step times that others measured, from which no constant of the A100 and the H100 was set.
 
-That GB200 has shares of its own, from its best measured matrix product, came after its rows were seen.
+GB200's own shares, from its best measured matrix product, were added after its rows had been seen.
 
 MT-NLG    2201.11990: DeepSpeed on Megatron-LM, full recomputation, 1F1B
 Table 2   2104.04473 table 2, from TFLOP/s with full recomputation

@@ -1,4 +1,4 @@
-"""Memory of GPUs that others measured, as rows to compare `megajax.planning.megatron` with.
+"""GPU memory that others measured, as rows with which `megajax.planning.megatron` is compared.
 
 Megatron-LM  golden values of its functional tests: `torch.cuda.max_memory_allocated`, and what is held between steps
 nanotron     docs/benchmark_summary.svg, of the Ultra-Scale Playbook; allocated or reserved, it does not say

@@ -1,4 +1,4 @@
-"""Step times that others measured, as rows to compare `megajax.planning.roofline` with.
+"""Step times that others measured, as rows with which `megajax.planning.roofline` is compared.
 
 Papers    2104.04473 table 1 (V2), 2205.05198 table 5 (V3): A100s, fp16, attention not fused, dropout
 README    Megatron-LM's README since July 2024: H100s, from TFLOP/s with full attention
@@ -6,8 +6,8 @@ dgxc      NVIDIA/dgxc-benchmarking, READMEs of 24.11 to 25.05: NeMo (Megatron-LM
 Toolbox   NVIDIA/JAX-Toolbox, READMEs of Pax and MaxText;  A3: google/maxtext, configs/a3 (8 H100s share 100 GB/s)
 AXLearn   2507.05411, table 3;  JaxPP: 2412.14374, table 1, from memory
 
-The programs differ by facts only (`Trainer`); recomputation, micro batches and meshes are the published ones
-unless a comment says that they are not known. JAX programs are predicted as this repository, which is also one.
+The programs differ only by facts (`Trainer`). Recomputation, micro batches and meshes are the published ones, unless a
+comment says that they are not known. JAX programs are predicted like this repository, which is one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The real step of a plan, compiled in a process of its own, for a GPU that is not there or simulated devices."""
+"""The real step of a plan, compiled in a process of its own for an absent GPU or for simulated devices."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""What 175 billion parameters on 128 H100s must and must not send, and that memory does not grow with the batch.
+"""A step of 175 billion parameters on 128 H100s sends only what it must, and its memory does not grow with the batch.
 
 The real step of 96 layers, compiled without a GPU for pipe 8 x data 2 x tensor 8, in bf16 with cuDNN attention and
 selective recomputation. Loops of a record are (ticks, layers): the pipeline's steady state has as many ticks as there

@@ -1,4 +1,4 @@
-"""The real training step, compiled for GPUs that are not there: what it must and must not send."""
+"""The real training step, compiled for absent GPUs, sends only what it must."""
 
 from math import prod
 

@@ -1,4 +1,4 @@
-"""The proof that layouts agree must notice when they do not."""
+"""The comparison of layouts notices when they differ."""
 
 from __future__ import annotations
 

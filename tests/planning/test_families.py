@@ -1,4 +1,4 @@
-"""Plans of mixtures, BERT, T5 and whole heads: numbers by hand, and what the compiled step says."""
+"""Plans of mixtures, BERT, T5 and whole heads, compared with numbers by hand and with compiled steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLOPs read from compiled programs: products known by construction, and XLA's other spellings of them."""
+"""FLOPs read from compiled programs: products known by construction, and XLA's other notations for them."""
 
 import jax
 import jax.numpy as jnp

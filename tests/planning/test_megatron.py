@@ -1,4 +1,4 @@
-"""What Megatron-LM would hold, against 2205.05198 (sequence parallelism and selective recomputation)."""
+"""Memory of Megatron-LM, compared with 2205.05198 (sequence parallelism and selective recomputation)."""
 
 from __future__ import annotations
 

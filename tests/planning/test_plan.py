@@ -1,4 +1,4 @@
-"""The planner as a function: what a plan says, what its parameters send, and what would make it fit."""
+"""The planner as a function: values of a plan, collectives of its parameters, and remedies if it does not fit."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Batches that comparisons of layouts train on: the arrays of each family, and lengths that are not all the same."""
+"""Batches for comparisons of layouts have the arrays of each family, and unequal lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: one well-formed page with the plan's numbers, and in a browser no text that overlaps or is cut off."""
+"""The report is one well-formed page with the plan's numbers; in a browser no text overlaps or is cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a predicted step, by hand, and what must hold for every layout."""
+"""The parts of a predicted step, compared with values by hand, and properties of all layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search: complete, ranked, with a reason for every loser."""
+"""The search is complete and ranked, and gives a reason for every loser."""
 
 import time
 from dataclasses import replace

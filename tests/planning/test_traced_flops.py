@@ -1,4 +1,4 @@
-"""What the training step executes, counted in its trace and in the compiled program, against the published formulas."""
+"""FLOPs of the training step, counted in its trace and in the compiled program, compared with published formulas."""
 
 from __future__ import annotations
 

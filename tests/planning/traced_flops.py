@@ -1,11 +1,11 @@
-"""FLOPs that a traced program executes: what `flops.count_flops` derives, counted.
+"""FLOPs of a traced program, counted to check those that `flops.count_flops` derives.
 
     executed = matmul_flops(jax.make_jaxpr(train_step)(state, batch))  # shapes are enough, nothing runs
 
-Only matrix products count, a multiply-add as 2 FLOPs. What no result depends on does not count: tracing leaves such
-equations to the compiler, which removes them. Among them are the forward passes that a pipeline traces again only to
-get at their backward passes, and the last matrix of a layer that is recomputed. Kernels that are not written in JAX
-(cuDNN attention) cannot be looked into: trace with the xla kernel.
+Only matrix products count, a multiply-add as 2 FLOPs. Equations on which no result depends do not count, because the
+compiler removes them: among them are the forward passes that a pipeline traces again only for their backward passes,
+and the last matrix of a layer that is recomputed. Kernels that are not written in JAX (cuDNN attention) cannot be
+traced: use the xla kernel.
 """
 
 from __future__ import annotations

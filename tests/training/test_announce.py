@@ -1,4 +1,4 @@
-"""What a run says of itself before it starts."""
+"""A run announces itself before it starts."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""Batch-size ramp-up: Megatron-LM's --rampup-batch-size."""
+"""Batch sizes ramp up as with Megatron-LM's --rampup-batch-size."""
 
 from hypothesis import given
 from hypothesis import strategies as st

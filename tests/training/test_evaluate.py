@@ -1,4 +1,4 @@
-"""Losses on held-out samples: means over all that counts, whatever batch it came in."""
+"""Losses on held-out samples are means over all tokens that count, whatever their batch."""
 
 from __future__ import annotations
 

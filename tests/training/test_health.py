@@ -1,4 +1,4 @@
-"""Which steps are bad, and what follows."""
+"""Bad steps are recognised, and the policy is followed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Update rules against formulas written out in NumPy; who is decayed; clipping; skipping.
+"""Update rules, compared with formulas in NumPy, and the choice of decayed parameters, clipping and skipping.
 
 Shapes: L layers, D embed, N heads, K kv heads, G query heads per kv head, H head dim, F mlp, V vocab.
 """

@@ -1,6 +1,6 @@
-"""What is summed up over tokens is summed up in fp32, whatever the precision of the step.
+"""Sums over tokens are taken in fp32, whatever the precision of the step.
 
-A 16-bit sum stands still once what comes in is below half its last bit: of 10,000 equal numbers a bf16 sum keeps 256.
+A 16-bit sum stands still once its terms are below half its last bit: of 10,000 equal numbers a bf16 sum keeps 256.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Perplexity of documents against plain sums."""
+"""Perplexity of documents, compared with plain sums."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: its three requests, with and without the package itself."""
+"""The model for lm-evaluation-harness answers its three requests, with and without the package itself."""
 
 import json
 from importlib.util import find_spec

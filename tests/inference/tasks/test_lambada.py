@@ -1,4 +1,4 @@
-"""LAMBADA by its two definitions, on a model that is right by construction."""
+"""LAMBADA in its two definitions, with a model that is right by construction."""
 
 import json
 from dataclasses import replace

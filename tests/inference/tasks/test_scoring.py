@@ -1,4 +1,4 @@
-"""Windows over long texts, and log-probabilities against a softmax over all logits.
+"""Windows over long texts, and log-probabilities, compared with a softmax over all logits.
 
 Shapes: S tokens that the model reads at once, V vocabulary.
 """

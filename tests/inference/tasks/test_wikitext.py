@@ -1,4 +1,4 @@
-"""WikiText-103: the marks of its tokenisation, its windows, and its three numbers against a plain computation."""
+"""WikiText-103: undoing its tokenisation, its windows, and its three numbers, compared with a plain computation."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Hugging Face models without transformers: random tensors of the names and shapes that a family has."""
+"""Hugging Face models made without transformers: random tensors with a family's names and shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m megajax.convert`: models in and out, without PyTorch; see tests/interop for what they compute."""
+"""`python -m megajax.convert` imports and exports models without PyTorch; tests/interop checks their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""safetensors files, read tensor by tensor and written piece by piece."""
+"""safetensors files are read tensor by tensor and written piece by piece."""
 
 from __future__ import annotations
 

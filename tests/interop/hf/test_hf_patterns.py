@@ -1,4 +1,4 @@
-"""Patterns: layouts as text that reads both ways."""
+"""Patterns are layouts as text that reads both ways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""config.json to ModelConfig and back, and what is refused."""
+"""config.json becomes a ModelConfig and returns, or is refused."""
 
 from __future__ import annotations
 

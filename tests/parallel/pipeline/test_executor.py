@@ -1,6 +1,7 @@
-"""The pipeline executor: what it computes, what it keeps, and that nothing of its bubble reaches a result.
+"""The pipeline executor: its results, the activations that it keeps, and that nothing from the bubble reaches a result.
 
-Shapes: P stages, v chunks, n layers of a chunk on a stage, M microbatches, B samples of one, S sequence, D embed.
+Shapes: P stages, v chunks, n layers of a chunk on a stage, M microbatches, B samples of a microbatch, S sequence, D
+embed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pipeline schedules: carried out symbolically for every small size, and against Megatron-LM's documented orders."""
+"""Pipeline schedules, executed symbolically for every small size, and compared with Megatron-LM's documented orders."""
 
 from itertools import pairwise
 
