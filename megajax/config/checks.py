@@ -108,7 +108,7 @@ def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
     divisor = f"parallel.pipe {parallel.pipe} x parallel.chunks {parallel.chunks} ="
     near = _nearest_multiples(model.num_layers, chunks)
     require_multiple("model.num_layers", model.num_layers, divisor, chunks, f"use {near} layers")
-    period, held = max(1, len(model.layer_pattern)), model.num_layers // chunks
+    period, held = len(model.kind_pattern), model.num_layers // chunks
     if parallel.pipe > 1 and held % period:
         raise InputError(
             f"model.layer_pattern has {period} layers, and a stage of parallel.pipe {parallel.pipe} x parallel.chunks "

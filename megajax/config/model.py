@@ -240,9 +240,14 @@ class ModelConfig:
         return self.head_dim or self.hidden_size // self.num_heads
 
     @property
+    def kind_pattern(self) -> tuple[LayerKind, ...]:
+        """Return `layer_pattern`; without one all layers are local if there is a window, and else all global."""
+        return self.layer_pattern or ("global" if self.window is None else "local",)
+
+    @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """Return the kind of every layer; without a pattern all are local if there is a window, and else all global."""
-        pattern: tuple[LayerKind, ...] = self.layer_pattern or ("global" if self.window is None else "local",)
+        """Return the kind of every layer."""
+        pattern = self.kind_pattern
         return tuple(pattern[layer % len(pattern)] for layer in range(self.num_layers))
 
     @property

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from megajax.inference.decode_t5 import Memory, decoder_layer, encode_prompts
+from megajax.inference.decode_t5 import Memory, encode_prompts, look_at
 from megajax.inference.sampling import Sampling, choose_token
 from megajax.inference.scores import score_tokens, token_log_probabilities
-from megajax.models.block import in_units, scan_units
+from megajax.models.block import Block, Units, in_units, scan_units, side_by_side
 from megajax.models.context import Context
 from megajax.models.gpt import Gpt
 from megajax.models.layout import Layout, attend
@@ -33,10 +33,14 @@ ONE_DEVICE = Layout()
 
 
 class Cache(NamedTuple):
-    """Hold the keys and values so far, [L, B, C, K, H] each: rows cut over replicas, heads over `tensor`."""
+    """Hold the keys and values of a layer so far, [B, C, K, H] each: rows cut over replicas, heads over `tensor`."""
 
     keys: jax.Array
     values: jax.Array
+
+
+Caches = tuple[Units, ...]
+"""Caches of all layers, divided as `Model.units` are."""
 
 
 class Generation(NamedTuple):
@@ -60,36 +64,43 @@ class Generation(NamedTuple):
     """Random keys of the rows [B]."""
     hidden: jax.Array
     """Hidden states [B, D] of every row's newest token."""
-    cache: Cache
+    caches: Caches
     memory: Memory | None
     """Encoded prompts, if there is an encoder."""
 
 
-def empty_cache(model: Gpt | T5, rows: int, length: int, layout: Layout = ONE_DEVICE) -> Cache:
-    """Make a cache for `rows` sequences of at most `length` tokens."""
+def empty_caches(model: Gpt | T5, rows: int, length: int, layout: Layout = ONE_DEVICE) -> Caches:
+    """Make the caches for `rows` sequences of at most `length` tokens."""
     c = model.config
-    zeros = jnp.zeros((c.num_layers, rows, length, c.kv_heads, c.head_size), model.word_embedding.dtype)
-    return Cache(*[layout.shard(zeros, None, "batch", None, "kv_heads", None)] * 2)
+
+    def empty(blocks: Block) -> Units:
+        layers = jax.tree.leaves(blocks)[0].shape[0]
+        zeros = jnp.zeros((layers, rows, length, c.kv_heads, c.head_size), model.word_embedding.dtype)
+        return in_units(Cache(*[layout.shard(zeros, None, "batch", None, "kv_heads", None)] * 2), len(c.kind_pattern))
+
+    return tuple(empty(blocks) for blocks in model.trunk)
 
 
 def extend(
     model: Gpt | T5,
-    cache: Cache,
+    units: tuple[Units, ...],
+    caches: Caches,
     tokens: jax.Array,
     start: jax.Array,
     layout: Layout = ONE_DEVICE,
     memory: Memory | None = None,
-) -> tuple[jax.Array, Cache]:
-    """Append tokens [B, S] at positions start [B], start + 1, ...; return hidden states [B, S, D] and the cache."""
+) -> tuple[jax.Array, Caches]:
+    """Append tokens [B, S] at positions start [B], start + 1, ...; return hidden states [B, S, D] and the caches.
+
+    The model's `units` are passed beside it, since to divide the weights is work for once, not for every token.
+    """
     places = start[:, None] + jnp.arange(tokens.shape[1])
-    cached = jnp.arange(cache.keys.shape[2])
+    cached = jnp.arange(caches[0].whole.keys.shape[-3])
     batch = {"tokens": tokens, "decoder_tokens": tokens, "positions": places}
     context = model.context(batch, layout, keys=None)
 
-    def layer(
-        context: Context, x: jax.Array, block: Any, keys: jax.Array, values: jax.Array, seen: Any
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        block = layout.weights(block)
+    def layer(context: Context, x: jax.Array, block: Any, cache: Cache, seen: Any) -> tuple[jax.Array, Cache]:
+        block, (keys, values) = layout.weights(block), cache
 
         def look_back(x: jax.Array, context: Context) -> jax.Array:
             nonlocal keys, values
@@ -102,19 +113,16 @@ def extend(
         if memory is None:
             x, _ = block.residual(x, context, look_back)
         else:
-            x = decoder_layer(block, x, context, look_back, seen, memory.padding)
-        return x, (keys, values)
+            x, _ = block.residual(x, context, look_back, partial(look_at, block.cross, seen, memory.padding))
+        return x, Cache(keys, values)
 
-    x, made, first = model.embed(batch, context), [], 0
+    x, made = model.embed(batch, context), []
     layers = [partial(layer, of_kind) for of_kind in context.of_kinds]
-    for blocks in model.stacked:
-        last = first + jax.tree.leaves(blocks)[0].shape[0]
-        state = (cache.keys, cache.values, None if memory is None else memory.keys_values)
-        inputs = (blocks, *jax.tree.map(lambda a, here=slice(first, last): a[here], state))
-        x, new = scan_units(layers, x, in_units(inputs, len(layers)))
-        made.append(Cache(*new))
-        first = last
-    return model.final_norm(x), jax.tree.map(lambda *stacks: jnp.concatenate(stacks), *made)
+    seen = Units(None if memory is None else memory.keys_values, None)
+    for blocks, cache in zip(units, caches, strict=True):
+        x, new = scan_units(layers, x, side_by_side(blocks, cache, seen))
+        made.append(new)
+    return model.final_norm(x), tuple(made)
 
 
 def _write(cache: jax.Array, new: jax.Array, start: jax.Array, layout: Layout) -> jax.Array:
@@ -155,8 +163,8 @@ def begin(
     if isinstance(model, T5):
         memory = encode_prompts(model, prompts, lengths, layout)
         prompts, lengths = jnp.full((batch, 1), first_token), jnp.ones_like(lengths)
-    cache = empty_cache(model, batch, prompts.shape[1] + new_tokens, layout)
-    hidden, cache = extend(model, cache, prompts, jnp.zeros_like(lengths), layout, memory)
+    caches = empty_caches(model, batch, prompts.shape[1] + new_tokens, layout)
+    hidden, caches = extend(model, model.units, caches, prompts, jnp.zeros_like(lengths), layout, memory)
     scores = jnp.zeros((batch, 0), jnp.float32)
     if score_prompts:
         scores = score_tokens(model, hidden[:, :-1], prompts[:, 1:], layout).log_probabilities
@@ -170,7 +178,7 @@ def begin(
         starts=lengths,
         keys=jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), rows),
         hidden=jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0],
-        cache=cache,
+        caches=caches,
         memory=memory,
     )
 
@@ -195,13 +203,13 @@ def advance(
         end_ids: tokens of which any one ends a row.
         layout: as in `begin`.
     """
-    ends = jnp.array(end_ids, jnp.int32)
+    ends, units = jnp.array(end_ids, jnp.int32), model.units
 
     def step(s: Generation) -> Generation:
         at = s.starts + s.made
         logits = layout.shard(model.logits(s.hidden), "batch", None)
         token = jax.vmap(partial(choose_token, sampling=sampling))(logits, jax.vmap(jax.random.fold_in)(s.keys, at))
-        hidden, cache = extend(model, s.cache, token[:, None], at, layout, s.memory)
+        hidden, caches = extend(model, units, s.caches, token[:, None], at, layout, s.memory)
         return s._replace(
             tokens=s.tokens.at[:, s.made].set(token),
             log_probabilities=s.log_probabilities.at[:, s.made].set(token_log_probabilities(logits, token)),
@@ -209,7 +217,7 @@ def advance(
             stopped=s.stopped | jnp.isin(token, ends),
             made=s.made + 1,
             hidden=hidden[:, 0],
-            cache=cache,
+            caches=caches,
         )
 
     room = jnp.minimum(until, state.tokens.shape[1])

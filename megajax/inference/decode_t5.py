@@ -13,11 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from megajax.models.attention_kernels import Pattern
-from megajax.models.block import Attend
 from megajax.models.context import Context
 from megajax.models.layout import Layout, attend
 from megajax.models.linear import linear
-from megajax.models.mlp import Mlp
 from megajax.models.t5 import T5, CrossAttention, DecoderBlock
 
 
@@ -47,19 +45,11 @@ def encode_prompts(model: T5, prompts: jax.Array, lengths: jax.Array, layout: La
     return Memory(keys_values, padding)
 
 
-def decoder_layer(
-    block: DecoderBlock, x: jax.Array, context: Context, look_back: Attend, keys_values: jax.Array, padding: jax.Array
+def look_at(
+    cross: CrossAttention, keys_values: jax.Array, padding: jax.Array, x: jax.Array, context: Context
 ) -> jax.Array:
-    """Run one block on new tokens [B, T, D] with `look_back` as its self-attention; keys_values are [B, S, N, 2, H]."""
-    assert isinstance(block.mlp, Mlp)
-    x = x + look_back(block.attention_norm(x), context)
-    x = x + _look_at(block.cross, block.cross_norm(x), context.layout, keys_values, padding)
-    return x + block.mlp(block.mlp_norm(x), context)
-
-
-def _look_at(
-    cross: CrossAttention, x: jax.Array, layout: Layout, keys_values: jax.Array, padding: jax.Array
-) -> jax.Array:
+    """Attend from new tokens [B, T, D] to an encoded prompt, whose keys and values are [B, S, N, 2, H]."""
+    layout = context.layout
     q = layout.shard(linear(layout.enter_tensor(x), cross.q[...]), "batch", None, "heads", None)
     places = jnp.arange(x.shape[1]), jnp.arange(padding.shape[1])
     segments = jnp.zeros(x.shape[:2], jnp.int32), padding

@@ -57,13 +57,13 @@ class Attention(nnx.Module):
         q = q.reshape(*q.shape[:2], -1, q.shape[-1])
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
-        if context.angles is not None:
-            q, k = rotate(q, context.angles), rotate(k, context.angles)
+        if (angles := context.kind.angles) is not None:
+            q, k = rotate(q, angles), rotate(k, angles)
         return q, k, v
 
     def pattern(self, context: Context) -> Pattern:
         """Return the attention pattern of the layer in this context."""
-        return Pattern(self.causal, context.window, self.scale, context.bias, self.softcap)
+        return Pattern(self.causal, context.kind.window, self.scale, context.bias, self.softcap)
 
     def output(self, heads: jax.Array, context: Context) -> jax.Array:
         """Project the heads' outputs [B, S, N, H] to [B, S, D].

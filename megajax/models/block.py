@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,23 @@ from megajax.models.norm import Norm
 
 RESIDUAL = ("batch", "residual_sequence", None)
 Attend = Callable[[jax.Array, Context], jax.Array]
-Branch = Callable[[jax.Array], jax.Array]
-Remat = Callable[[Callable[..., Any]], Callable[..., Any]]
 M = TypeVar("M", bound=nnx.Module)
+
+
+class Remat(Protocol):
+    """Wrapper of a layer function with the rematerialisation policy."""
+
+    def __call__(self, layer: Callable[..., Any], *, in_loop: bool = True) -> Callable[..., Any]:
+        """Wrap a layer that runs in a loop of its own, or one whose forward and backward pass share a program.
+
+        A compiler that sees both in one program takes the second computation of an activation for a needless one.
+        """
+        ...
+
+
+def keep_all(layer: Callable[..., Any], *, in_loop: bool = True) -> Callable[..., Any]:
+    """Return a layer function as it is, so that nothing is computed again."""
+    return layer
 
 
 class Block(nnx.Module):
@@ -56,29 +70,25 @@ class Block(nnx.Module):
     def residual(self, x: jax.Array, context: Context, attend: Attend) -> tuple[jax.Array, Losses]:
         """Run the block with its attention replaced by `attend` (decoding attends to a cache)."""
         x = checkpoint_name(x, "block_input")
-        x = self._join(x, lambda x: attend(x, context), self.attention_norm, context, "attention_output")
+        y = attend(self._branch_input(x, self.attention_norm), context)
+        x = self._join(x, y, self.attention_norm, context, "attention_output")
         return self._feed_forward(x, context)
 
     def _feed_forward(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
         """Return the residual stream after the MLP, and the losses of a mixture's router."""
-        losses: Losses = {}
+        y, losses = self.mlp(self._branch_input(x, self.mlp_norm), context)
+        return self._join(x, y, self.mlp_norm, context, "mlp_output"), losses
 
-        def branch(x: jax.Array) -> jax.Array:
-            nonlocal losses
-            if isinstance(self.mlp, Mlp):
-                return self.mlp(x, context)
-            y, losses = self.mlp(x, context)
-            return y
+    def _branch_input(self, x: jax.Array, norm: Norm) -> jax.Array:
+        """Return what a branch reads of the residual stream [B, S, D]."""
+        return norm(x) if self.pre_norm else x
 
-        return self._join(x, branch, self.mlp_norm, context, "mlp_output"), losses
-
-    def _join(self, x: jax.Array, branch: Branch, norm: Norm, context: Context, site: Site) -> jax.Array:
-        """Return the residual stream after a branch.
+    def _join(self, x: jax.Array, y: jax.Array, norm: Norm, context: Context, site: Site) -> jax.Array:
+        """Return the residual stream x after a branch whose output is y, both [B, S, D].
 
         The sum is tagged before it is normalised. Otherwise, with norms after the sums, their backward pass would
         compute the last product of the branch again, and reduce-scatter it over `tensor` again.
         """
-        y = branch(norm(x) if self.pre_norm else x)
         if hasattr(self, "mlp_branch_norm"):
             y = checkpoint_name(y, "branch_output")  # as the sum: else it would be computed, and scattered, again
             y = (self.mlp_branch_norm if site == "mlp_output" else self.attention_branch_norm)(y)
@@ -121,10 +131,24 @@ def in_units(stacked: Any, period: int) -> Units:
     return Units(whole, jax.tree.map(lambda x: x[count * period :], stacked) if there else None)
 
 
+def side_by_side(*parts: Units) -> Units:
+    """Make one of several divided trees of the same layers: tuples with one tree of each."""
+    whole, rest = zip(*parts, strict=True)
+    return Units(whole, None if rest[0] is None else rest)
+
+
+def joined(units: Units, period: int) -> Any:
+    """Undo `in_units`: return stacked arrays [n, ...]."""
+    if period == 1:
+        return units.whole
+    whole = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), units.whole)
+    return whole if units.rest is None else jax.tree.map(lambda *parts: jnp.concatenate(parts), whole, units.rest)
+
+
 def scan_units(
-    layers: Sequence[Callable[..., tuple[jax.Array, Any]]], x: jax.Array, units: Units, remat: Remat = lambda f: f
-) -> tuple[jax.Array, Any]:
-    """Run layers one after the other in a scan with one whole pattern a turn.
+    layers: Sequence[Callable[..., tuple[jax.Array, Any]]], x: jax.Array, units: Units, remat: Remat = keep_all
+) -> tuple[jax.Array, Units]:
+    """Run layers one after the other in a scan with one whole pattern a turn, and those of the rest behind it.
 
     Args:
         layers: one function for each kind; it takes x and the arrays of a layer, and returns x and the layer's other
@@ -134,29 +158,28 @@ def scan_units(
         remat: wraps a layer with the rematerialisation policy.
 
     Returns:
-        x after the last layer, and the other outputs of all layers, stacked [n, ...].
+        x after the last layer, and the other outputs of all layers, divided as `units` are.
     """
     if len(layers) == 1:
         only = remat(layers[0])
-        return jax.lax.scan(lambda x, inputs: only(x, *inputs), x, units.whole)
+        x, made = jax.lax.scan(lambda x, inputs: only(x, *inputs), x, units.whole)
+        return x, Units(made, None)
 
-    def at(place: int) -> Callable[..., tuple[jax.Array, Any]]:
-        # Arrays are taken out of their unit inside of what is computed again: else they would be kept, a copy of each.
-        return remat(lambda x, *unit: layers[place](x, *jax.tree.map(partial(_take, place), unit)))
-
-    def run(x: jax.Array, unit: Any) -> tuple[jax.Array, Any]:
+    def run(x: jax.Array, unit: Any, in_loop: bool = True) -> tuple[jax.Array, Any]:
         made = []
-        for place in range(jax.tree.leaves(unit)[0].shape[0]):
-            x, out = at(place)(x, *unit)
+        for place, layer in enumerate(layers[: jax.tree.leaves(unit)[0].shape[0]]):
+            # Arrays are taken out of their unit inside of what is computed again: else a copy of each would be kept.
+            one = lambda x, *unit, at=place, layer=layer: layer(x, *jax.tree.map(partial(_take, at), unit))  # noqa: E731
+            x, out = remat(one, in_loop=in_loop)(x, *unit)
             made.append(out)
         return x, jax.tree.map(lambda *outs: jnp.stack(outs), *made)
 
-    x, made = jax.lax.scan(run, x, units.whole)
-    made = jax.tree.map(lambda out: out.reshape(-1, *out.shape[2:]), made)
+    x, whole = jax.lax.scan(run, x, units.whole)
+    rest = None
     if units.rest is not None:
-        x, last = run(x, units.rest)
-        made = jax.tree.map(lambda *outs: jnp.concatenate(outs), made, last)
-    return x, made
+        with jax.named_scope("rest"):  # beside the loop in profiles and compiled programs
+            x, rest = run(x, units.rest, in_loop=False)
+    return x, Units(whole, rest)
 
 
 def _take(place: int, stacked: jax.Array) -> jax.Array:
@@ -171,7 +194,7 @@ def run_block(context: Context, x: jax.Array, block: Any, number: jax.Array) -> 
 
 
 def run_blocks(
-    blocks: nnx.Module, x: jax.Array, context: Context, remat: Remat = lambda f: f, first_layer: jax.Array | int = 0
+    blocks: nnx.Module, x: jax.Array, context: Context, remat: Remat = keep_all, first_layer: jax.Array | int = 0
 ) -> tuple[jax.Array, Losses]:
     """Run stacked blocks one after the other in a scan, so that compile time does not grow with depth.
 
@@ -185,16 +208,17 @@ def run_blocks(
     Returns:
         [B, S, D], and the sums over the layers of the losses that arise inside.
     """
-    return run_units(in_units(blocks, len(context.of_kinds)), x, context, remat, first_layer)
+    return run_units(in_units(blocks, len(context.kinds)), x, context, remat, first_layer)
 
 
 def run_units(
-    units: Units, x: jax.Array, context: Context, remat: Remat = lambda f: f, first_layer: jax.Array | int = 0
+    units: Units, x: jax.Array, context: Context, remat: Remat = keep_all, first_layer: jax.Array | int = 0
 ) -> tuple[jax.Array, Losses]:
     """Run blocks that `in_units` has divided; see `run_blocks`."""
     kinds = context.of_kinds
     numbers = in_units(first_layer + jnp.arange(units.layers(len(kinds))), len(kinds))
-    numbered = Units((units.whole, numbers.whole), None if units.rest is None else (units.rest, numbers.rest))
     with jax.named_scope("layers"):  # the loop's name in profiles and compiled programs
-        x, losses = scan_units([partial(run_block, of_kind) for of_kind in kinds], x, numbered, remat)
-    return x, jax.tree.map(lambda loss: loss.sum(0), losses)
+        x, losses = scan_units(
+            [partial(run_block, of_kind) for of_kind in kinds], x, side_by_side(units, numbers), remat
+        )
+    return x, jax.tree.map(lambda loss: loss.sum(0), joined(losses, len(kinds)))

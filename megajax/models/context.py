@@ -23,16 +23,13 @@ class Kind(NamedTuple):
 class Context(NamedTuple):
     """State of a forward pass besides the hidden states.
 
-    It is passed down unchanged, except that every layer gets its own dropout keys, and the window and angles of its
-    kind.
+    It is passed down unchanged, except that every layer gets its own dropout keys, and no kind but its own.
     """
 
     layout: Layout
     """Layout in which the computation runs."""
     segment_ids: jax.Array | None = None
     """Document numbers [B, S] when documents must not see each other."""
-    angles: Angles | None = None
-    """Rotary angles of every position."""
     keys: jax.Array | None = None
     """Dropout keys [B], one for each sample; None switches dropout off."""
     weights: jax.Array | None = None
@@ -41,14 +38,16 @@ class Context(NamedTuple):
     """Attention bias of all blocks."""
     memory: tuple[jax.Array, jax.Array | None] | None = None
     """Encoder output [B, S, D] and its segments [B, S], which the blocks of a decoder attend to."""
-    window: int | None = None
-    """Window of the attention, see `Pattern`."""
-    kinds: tuple[Kind, ...] = ()
-    """Kinds of layers, a pattern that repeats from the first layer on; without it all layers have `window` and
-    `angles`.
-    """
+    kinds: tuple[Kind, ...] = (Kind(),)
+    """Kinds of layers, a pattern that repeats from the first layer on."""
 
     @property
     def of_kinds(self) -> tuple[Context, ...]:
         """Return the context of every kind of layer."""
-        return tuple(self._replace(window=kind.window, angles=kind.angles) for kind in self.kinds) or (self,)
+        return tuple(self._replace(kinds=(kind,)) for kind in self.kinds)
+
+    @property
+    def kind(self) -> Kind:
+        """Return the kind of the layer that this is the context of."""
+        (kind,) = self.kinds
+        return kind

@@ -20,7 +20,7 @@ from megajax.models.layout import Layout, Table
 from megajax.models.losses import Losses
 from megajax.models.model import Batch, Model, RowArray, vocabulary_table
 from megajax.models.norm import Norm
-from megajax.models.rope import Angles, rope_angles
+from megajax.models.rope import rope_angles
 
 
 class Gpt(Model):
@@ -59,23 +59,22 @@ class Gpt(Model):
     def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
         """Return the context of the blocks for a batch."""
         config = self.config
-        angles = rope_angles(batch["positions"], config) if config.positions == "rope" else None
         bias = alibi(config.num_heads) if config.positions == "alibi" else None
         weights = batch.get("weights") if config.experts else None
-        context = Context(layout, batch.get("segment_ids"), angles, keys, weights, bias, window=config.window)
-        return context._replace(kinds=self._kinds(batch, angles))
+        return Context(layout, batch.get("segment_ids"), keys, weights, bias, kinds=self._kinds(batch))
 
-    def _kinds(self, batch: Batch, angles: Angles | None) -> tuple[Kind, ...]:
+    def _kinds(self, batch: Batch) -> tuple[Kind, ...]:
         """Return the kind of every layer of the pattern, with the window and angles that it has for a batch."""
         config = self.config
+        angles = rope_angles(batch["positions"], config) if config.positions == "rope" else None
         kinds = {"global": Kind(None, angles), "local": Kind(config.window, angles)}
         if config.rope_local_base is not None:
             kinds["local"] = Kind(config.window, rope_angles(batch["positions"], config, local=True))
-        return tuple(kinds[name] for name in config.layer_pattern)
+        return tuple(kinds[name] for name in config.kind_pattern)
 
     @property
-    def stacked(self) -> tuple[Block, ...]:
-        """Return the stacks of blocks, see `Model.stacked`; dense layers come before those with experts."""
+    def trunk(self) -> tuple[Block, ...]:
+        """Return the blocks between embedding and head, see `Model.trunk`: dense ones, then those with experts."""
         return (self.dense_blocks, self.blocks) if self.config.dense_layers else (self.blocks,)
 
     def embed(self, batch: Batch, context: Context) -> jax.Array:

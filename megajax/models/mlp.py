@@ -14,6 +14,7 @@ from megajax.models.activations import activate
 from megajax.models.context import Context
 from megajax.models.init import normal, zeros
 from megajax.models.linear import add_bias, linear
+from megajax.models.losses import Losses
 
 
 class Mlp(nnx.Module):
@@ -31,8 +32,11 @@ class Mlp(nnx.Module):
             self.fc1_bias = zeros((parts, f), ("gate_up", "mlp"))
             self.fc2_bias = zeros((d,), ("norm",))
 
-    def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-        """Map a normalised input [B, S, D] to the branch [B, S, D] that joins the residual stream."""
+    def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
+        """Map a normalised input [B, S, D] to the branch [B, S, D] that joins the residual stream.
+
+        It comes with the losses that arise inside, as in a mixture of experts: there are none.
+        """
         layout = context.layout
         hidden = linear(layout.enter_tensor(x), self.fc1[...])
         if hasattr(self, "fc1_bias"):
@@ -41,4 +45,4 @@ class Mlp(nnx.Module):
         hidden = checkpoint_name(hidden, "mlp_hidden")
         hidden = activate(hidden, self.activation)
         y = layout.leave_tensor(linear(hidden, self.fc2[...]))
-        return add_bias(y, self.fc2_bias[...]) if hasattr(self, "fc2_bias") else y
+        return (add_bias(y, self.fc2_bias[...]) if hasattr(self, "fc2_bias") else y), {}

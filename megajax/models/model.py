@@ -16,7 +16,7 @@ from flax import nnx
 
 from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
-from megajax.models.block import RESIDUAL, Block, Remat, run_blocks
+from megajax.models.block import RESIDUAL, Block, Remat, Units, in_units, keep_all, run_units
 from megajax.models.context import Context
 from megajax.models.dropout import dropout, layer_keys
 from megajax.models.init import exact_normal
@@ -111,24 +111,29 @@ class Model(nnx.Module):
         `batch["weights"]` [B, S] fp32 are the weights of the token losses.
         """
 
-    def losses(self, batch: Batch, context: Context, remat: Remat = lambda f: f) -> Losses:
+    def losses(self, batch: Batch, context: Context, remat: Remat = keep_all) -> Losses:
         """Return all terms of the loss for a batch that has weights."""
         x, inside = self.run(self.embed(batch, context), context, remat)
         return add(self.head_losses(x, batch, context), inside)
 
     @property
-    def stacked(self) -> tuple[Block, ...]:
-        """Return the stacks of blocks in the order in which they run; the last one is `blocks`."""
+    def trunk(self) -> tuple[Block, ...]:
+        """Return the blocks that run between `embed` and the head, stacked, in their order; `blocks` are the last."""
         return (self.blocks,)
 
-    def run(self, x: jax.Array, context: Context, remat: Remat = lambda f: f) -> tuple[jax.Array, Losses]:
+    @property
+    def units(self) -> tuple[Units, ...]:
+        """Return `trunk` divided into the patterns in which it runs."""
+        return tuple(in_units(blocks, len(self.config.kind_pattern)) for blocks in self.trunk)
+
+    def run(self, x: jax.Array, context: Context, remat: Remat = keep_all) -> tuple[jax.Array, Losses]:
         """Run all blocks on x [B, S, D] and return it with the losses that arise inside (see `run_blocks`)."""
         inside: Losses = {}
         first = 0
-        for blocks in self.stacked:
-            x, losses = run_blocks(blocks, x, context, remat, first)
+        for units in self.units:
+            x, losses = run_units(units, x, context, remat, first)
             inside |= losses
-            first += jax.tree.leaves(blocks)[0].shape[0]
+            first += units.layers(len(context.kinds))
         return x, inside
 
     def drop_embedding(self, x: jax.Array, context: Context) -> jax.Array:

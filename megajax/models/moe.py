@@ -43,7 +43,7 @@ class Moe(nnx.Module):
         weights = Weights(self.router[...], self.fc1[...], self.fc2[...])
         y, losses = context.layout.experts(x, weights, context.weights, self.config)
         if hasattr(self, "shared"):
-            shared = self.shared(x, context)
+            shared, _ = self.shared(x, context)
             if hasattr(self, "shared_gate"):
                 gate = jnp.matmul(x, self.shared_gate[...], preferred_element_type=jnp.float32)
                 shared = (shared * jax.nn.sigmoid(gate)[..., None]).astype(x.dtype)

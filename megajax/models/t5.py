@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
 from megajax.models.attention_kernels import Pattern
-from megajax.models.block import RESIDUAL, Attend, Block, Remat, run_blocks, stack_layers
+from megajax.models.block import RESIDUAL, Attend, Block, Remat, keep_all, run_blocks, stack_layers
 from megajax.models.context import Context
 from megajax.models.dropout import dropout, layer_keys
 from megajax.models.init import normal
@@ -92,7 +92,7 @@ class T5(Model):
         bias = relative_bias(self.decoder_bias[...], self.config.relative_max_distance, bidirectional=False)
         return Context(layout, batch.get("decoder_segment_ids"), keys=keys, bias=bias)
 
-    def encode(self, batch: Batch, context: Context, remat: Remat = lambda f: f) -> Context:
+    def encode(self, batch: Batch, context: Context, remat: Remat = keep_all) -> Context:
         """Run the encoder and return the decoder's context with its output [B, S, D] as `memory`."""
         bias = relative_bias(self.encoder_bias[...], self.config.relative_max_distance, bidirectional=True)
         inside = context._replace(segment_ids=batch.get("segment_ids"), bias=bias)
@@ -113,7 +113,7 @@ class T5(Model):
         keys = None if context.keys is None else layer_keys(context.keys, layer)
         return dropout(x, self.config.hidden_dropout, keys, "embedding", context.layout, RESIDUAL)
 
-    def decode(self, batch: Batch, context: Context, remat: Remat = lambda f: f) -> jax.Array:
+    def decode(self, batch: Batch, context: Context, remat: Remat = keep_all) -> jax.Array:
         """Run the decoder's blocks in a context that has a memory and return the residual stream [B, T, D]."""
         x = self.embed(batch, context)
         return run_blocks(self.blocks, x, context, remat, first_layer=self.encoder_layers + 1)[0]
@@ -122,7 +122,7 @@ class T5(Model):
         """Run the model on the tokens of both sides up to the normalised hidden states [B, T, D] of the decoder."""
         return self.final_norm(self.decode(batch, self.encode(batch, context)))
 
-    def losses(self, batch: Batch, context: Context, remat: Remat = lambda f: f) -> Losses:
+    def losses(self, batch: Batch, context: Context, remat: Remat = keep_all) -> Losses:
         """Return all terms of the loss for a batch that has weights."""
         context = self.encode(batch, context, remat)
         return self.head_losses(self.decode(batch, context, remat), batch, context)
@@ -157,11 +157,17 @@ class DecoderBlock(Block):
         self.cross_norm = Norm(config.hidden_size, config)
         self.cross = CrossAttention(cross_key, config)
 
-    def residual(self, x: jax.Array, context: Context, attend: Attend) -> tuple[jax.Array, Losses]:
-        """Run the block with its self-attention replaced by `attend`, see `Block.residual`."""
+    def residual(
+        self, x: jax.Array, context: Context, attend: Attend, cross: Attend | None = None
+    ) -> tuple[jax.Array, Losses]:
+        """Run the block with its self-attention replaced by `attend` (see `Block.residual`), and its cross-attention by
+        `cross`.
+        """
         x = checkpoint_name(x, "block_input")
-        x = self._join(x, lambda x: attend(x, context), self.attention_norm, context, "attention_output")
-        x = self._join(x, lambda x: self.cross(x, context), self.cross_norm, context, "cross_attention_output")
+        y = attend(self._branch_input(x, self.attention_norm), context)
+        x = self._join(x, y, self.attention_norm, context, "attention_output")
+        y = (cross or self.cross)(self._branch_input(x, self.cross_norm), context)
+        x = self._join(x, y, self.cross_norm, context, "cross_attention_output")
         return self._feed_forward(x, context)
 
 

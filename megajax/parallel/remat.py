@@ -33,8 +33,12 @@ def remat_policy(remat: str | tuple[str, ...]) -> Remat:
         policy = policies.nothing_saveable
     else:
         policy = policies.save_only_these_names(*(ACTIVATION_NAMES if remat == "selective" else remat))
-    # No barrier is needed: layers run in a scan, whose forward and backward loops the compiler cannot merge.
-    return lambda layer: jax.checkpoint(layer, policy=policy, prevent_cse=False)
+
+    def wrap(layer: Callable[..., Any], *, in_loop: bool = True) -> Callable[..., Any]:
+        # No barrier is needed in a scan, whose forward and backward loops the compiler cannot merge.
+        return jax.checkpoint(layer, policy=policy, prevent_cse=not in_loop)
+
+    return wrap
 
 
 def all_but_weights(primitive: Any, *inputs: Any, **parameters: Any) -> bool:

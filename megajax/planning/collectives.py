@@ -37,9 +37,9 @@ It is the loop over the layers, forward or backward (recomputation there include
 or ticks of a pipeline, or none of these loops.
 """
 PLACES: tuple[Place, ...] = get_args(Place)
-LAYERS, TICKS = r"\blayers\)*/while/", r"\b(microbatches|\w+_ticks)\)*/while/"
+LAYERS, TICKS = r"\blayers\)*/(while|rest)/", r"\b(microbatches|\w+_ticks)\)*/while/"
 """Patterns of loops in a source, by the scopes that models and `parallel` name; even an unrolled loop leaves this
-trace.
+trace. Layers after the last whole pattern of kinds run beside their loop, as its rest.
 """
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from megajax.config.model import ModelConfig
 from megajax.inference import decode
-from megajax.inference.decode import advance, begin, empty_cache, extend, generate
+from megajax.inference.decode import advance, begin, empty_caches, extend, generate
 from megajax.inference.sampling import Sampling
 from megajax.models.gpt import Gpt
 from megajax.models.layout import Layout
@@ -104,8 +104,8 @@ def test_prompt_in_pieces(config):
 
     @jax.jit
     def in_pieces(model):
-        first, cache = extend(model, empty_cache(model, 2, 8), tokens[:, :5], jnp.array([0, 0]))
-        second, _ = extend(model, cache, tokens[:, 5:], jnp.array([5, 5]))
+        first, caches = extend(model, model.units, empty_caches(model, 2, 8), tokens[:, :5], jnp.array([0, 0]))
+        second, _ = extend(model, model.units, caches, tokens[:, 5:], jnp.array([5, 5]))
         return model.logits(jnp.concatenate([first, second], axis=1))
 
     np.testing.assert_allclose(in_pieces(model), forward(model, batch_of(tokens)), rtol=1e-5, atol=2e-5)
@@ -148,9 +148,9 @@ def test_write_positions(monkeypatch):
         np.testing.assert_array_equal(keys, values)
         written.append([np.flatnonzero(row).tolist() for row in keys])
 
-    def watched(model, cache, *args):
-        hidden, new = extend(model, cache, *args)
-        changed = ((old != now).any(axis=(0, 3, 4)) for old, now in zip(cache, new, strict=True))
+    def watched(model, units, caches, *args):
+        hidden, new = extend(model, units, caches, *args)
+        changed = ((old != now).any(axis=(0, 3, 4)) for old, now in zip(caches[0].whole, new[0].whole, strict=True))
         jax.debug.callback(note, *changed, ordered=True)
         return hidden, new
 
@@ -229,7 +229,7 @@ def test_rows_have_numbers():
 def test_bf16_model(config):
     """The cache is in the dtype of the weights."""
     model = cast(random_model(config), jnp.bfloat16)
-    assert empty_cache(model, 2, 5).keys.dtype == jnp.bfloat16
+    assert empty_caches(model, 2, 5)[0].whole.keys.dtype == jnp.bfloat16
     run = partial(generate, new_tokens=3, sampling=GREEDY)
     out = jax.eval_shape(run, model, random_tokens(2, 4), np.array([4, 3]), jnp.uint32(0))
     assert out.tokens.shape == (2, 3)

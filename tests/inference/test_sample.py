@@ -58,7 +58,8 @@ def test_cache_and_weights_are_cut_as_the_rules_say(run: Path):
     state = begin(
         there.model, np.ones((2, 4), np.int32), np.array([4, 3]), np.uint32(0), new_tokens=4, layout=there.layout
     )
-    assert state.cache.keys.sharding.shard_shape(state.cache.keys.shape) == (2, 1, 8, 1, 8)
+    keys = state.caches[0].whole.keys
+    assert keys.sharding.shard_shape(keys.shape) == (2, 1, 8, 1, 8)
     assert there.model.blocks.mlp.fc1[...].sharding.shard_shape((2, 32, 1, 128)) == (2, 32, 1, 32)
 
 

@@ -42,10 +42,10 @@ def test_pattern_keeps_no_copy_of_the_weights():
 
         def residuals(blocks, x):
             context = random_model(config).context(batch, Layout(), keys=None)
-            units = in_units(blocks, len(context.of_kinds))
+            units = in_units(blocks, len(context.kinds))
             run = partial(run_units, context=context, remat=remat_policy(policy))
             leaves = jax.tree.leaves(jax.vjp(run, units, x)[1])
-            known = [*jax.tree.leaves(units), *jax.tree.leaves(context.kinds), *jax.tree.leaves(context.angles)]
+            known = [*jax.tree.leaves(units), *jax.tree.leaves(context.kinds)]
             return [leaf for leaf in leaves if not any(leaf is other for other in known)]
 
         x = jax.ShapeDtypeStruct((2, 4, 16), jnp.float32)
@@ -55,6 +55,48 @@ def test_pattern_keeps_no_copy_of_the_weights():
     plain = replace(GEMMA, layer_pattern=(), rope_local_base=None)
     for policy in ("none", "selective", "full"):
         assert 0 < kept(GEMMA, policy) <= kept(plain, policy)
+
+
+def test_gradients_of_a_pattern_that_breaks_off():
+    """Five layers of two kinds, of which the last runs beside the loop, against one layer after the other: outputs and
+    gradients, whatever is computed again.
+    """
+    config = replace(GEMMA, num_layers=5)
+    model, x = random_model(config), jnp.float32(np.random.default_rng(0).normal(size=(2, 6, 16)))
+    context = model.context(batch_of(random_tokens(2, 6)), Layout(), keys=None)
+
+    def in_turn(blocks, x):
+        for number in range(5):
+            block = jax.tree.map(lambda w, number=number: w[number], blocks)
+            x, _ = block(x, context.of_kinds[number % 2])
+        return x
+
+    def pulled(run):
+        def out_and_gradients(blocks, x):
+            out, pull = jax.vjp(run, blocks, x)
+            return out, pull(jnp.cos(out))
+
+        return jax.jit(out_and_gradients)(model.blocks, x)
+
+    expected = pulled(in_turn)
+    for policy in ("none", "selective", "full"):
+        run = lambda blocks, x, policy=policy: run_blocks(blocks, x, context, remat_policy(policy))[0]  # noqa: E731
+        found = pulled(run)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), found, expected)
+
+
+def test_a_barrier_keeps_passes_apart_beside_the_loop_only():
+    """A compiler could merge what a layer beside the loop computes twice; between two loops it cannot."""
+
+    def barriers(layers):
+        config = replace(GEMMA, num_layers=layers)
+        context = random_model(config).context(batch_of(random_tokens(2, 6)), Layout(), keys=None)
+        blocks = jax.eval_shape(lambda: Gpt(jax.random.key(0), config)).blocks
+        loss = lambda blocks, x: run_blocks(blocks, x, context, remat_policy("full"))[0].sum()  # noqa: E731
+        x = jax.ShapeDtypeStruct((2, 6, 16), jnp.float32)
+        return jax.jit(jax.grad(loss)).lower(blocks, x).as_text().count("optimization_barrier")
+
+    assert [barriers(layers) for layers in (4, 5)] == [0, 1]
 
 
 def test_stack_has_the_structure_of_a_block():

@@ -319,10 +319,12 @@ ENTRY %main (x: f32[2]) -> f32[2] {{
     }
 
 
-@pytest.mark.parametrize("layers", [3, 1])
+@pytest.mark.parametrize(("layers", "rest"), [(3, 0), (1, 0), (3, 1)])
 @pytest.mark.parametrize(("loop", "microbatches"), [("microbatches", 2), ("steady_ticks", 1)])
-def test_places_are_named_by_scopes(mesh, loop: str, microbatches: int, layers: int):
-    """In a compiled program; loops of a single iteration are unrolled and known all the same."""
+def test_places_are_named_by_scopes(mesh, loop: str, microbatches: int, layers: int, rest: int):
+    """Loops of a single iteration, which a compiled program has unrolled, are known all the same, and so are layers
+    that run beside their loop.
+    """
 
     def layer(x, w):
         return lax.psum(jnp.tanh(x * w), "tensor"), None
@@ -330,6 +332,9 @@ def test_places_are_named_by_scopes(mesh, loop: str, microbatches: int, layers: 
     def loss(w, x):
         with jax.named_scope("layers"):
             x = lax.scan(layer, x, w)[0]
+            if rest:
+                with jax.named_scope("rest"):
+                    x, _ = layer(x, w[0])
         return lax.psum(x * x, "data").sum()
 
     def one(total, x):
@@ -345,8 +350,8 @@ def test_places_are_named_by_scopes(mesh, loop: str, microbatches: int, layers: 
     traffic = collectives(run.lower(jax.ShapeDtypeStruct((microbatches, 8, 16), jnp.float32)).compile(), mesh)
     counts = {place: sum(c.count for c in traffic if c.place == place) for place in PLACES}
     assert counts == {
-        "layers forward": microbatches * layers,
-        "layers backward": microbatches * layers,
+        "layers forward": microbatches * (layers + rest),
+        "layers backward": microbatches * (layers + rest),
         "each microbatch": microbatches,
         "each step": 1,
     }

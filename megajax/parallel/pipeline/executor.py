@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from megajax.models.block import Block, Remat, run_block
+from megajax.models.block import Block, Remat, keep_all, run_block
 from megajax.models.context import Context
 from megajax.models.losses import Losses, add, coefficients, objective
 from megajax.models.model import Batch, Model
@@ -75,7 +75,7 @@ class Executor:
         schedule: Interleaved1F1B,
         net: Collectives,
         context_of: Callable[[Batch], Context],
-        remat: Remat = lambda f: f,
+        remat: Remat = keep_all,
         poison: bool = False,
     ) -> None:
         """Prepare a pass.
@@ -284,7 +284,7 @@ class Executor:
         block = self.parts.layer(chunk, i)
         number = (chunk * self.schedule.stages + self.stage) * self.parts.layers + i
         output, pull = jax.vjp(self.remat(lambda block, x: run_block(context, x, block, number)), block, x)
-        known = (block, number, context.segment_ids, context.angles, context.kinds, context.keys, context.weights)
+        known = (block, number, context.segment_ids, context.kinds, context.keys, context.weights)
         return Call(output, pull, known=jax.tree.leaves(known))
 
 
