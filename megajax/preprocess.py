@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -31,6 +32,18 @@ from megajax.corpus.token_files import describe_token_files, merge_token_files, 
 from megajax.data.tokenizers import build_tokenizer, train_sentencepiece
 
 _TOKENIZER_TYPES = get_args(get_type_hints(TokenizerConfig)["type"])
+_FLAGS = {
+    "tokenizer.type": "--tokenizer-type",
+    "tokenizer.model": "--tokenizer-model",
+    "tokenizer.vocab": "--vocab-file",
+    "tokenizer.merges": "--merge-file",
+    "tokenizer.vocab_size": "--vocab-size",
+    "tokenizer.extra_ids": "--vocab-extra-ids",
+    "tokenizer.tiktoken_pattern": "--tiktoken-pattern",
+    "tokenizer.tiktoken_special_ids": "--tiktoken-num-special-tokens",
+    "tokenizer.bos": "--append-bos",
+}
+"""Keys of the configuration, of which refusals speak -> the flags that set them here."""
 
 
 @entry_point
@@ -38,7 +51,15 @@ def main(argv: list[str]) -> None:
     """Run the command line and say on stdout what was written."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     logging.getLogger("megajax").setLevel(logging.INFO)
-    args = _parser().parse_args(argv)
+    try:
+        _run(_parser().parse_args(argv))
+    except InputError as error:
+        flags = _FLAGS | {"tokenizer.special_ids": "--tokenizer-type SentencePieceTokenizer"}
+        key = r"(?<![\w/.-])tokenizer\.\w+\b(?!:)"  # in a path, or before a colon, it is the name of a file
+        raise type(error)(re.sub(key, lambda found: flags.get(found[0], found[0]), str(error))) from error
+
+
+def _run(args: argparse.Namespace) -> None:
     if args.inspect is not None:
         print(describe_token_files(args.inspect, build_tokenizer(_tokenizer(args)) if args.tokenizer_type else None))
         return
@@ -84,17 +105,10 @@ def _preprocess(args: argparse.Namespace) -> None:
 def _tokenizer(args: argparse.Namespace) -> TokenizerConfig:
     if args.tokenizer_type is None:
         raise InputError(f"--tokenizer-type is not set; choose one of {', '.join(_TOKENIZER_TYPES)}")
+    given = {key.partition(".")[2]: getattr(args, flag[2:].replace("-", "_")) for key, flag in _FLAGS.items()}
+    values = {key: value for key, value in given.items() if value is not None}
     kind = MEGATRON_TOKENIZERS.get(args.tokenizer_type, {"type": args.tokenizer_type})
-    return TokenizerConfig(
-        **(kind if args.append_bos is None else {**kind, "bos": args.append_bos}),
-        model=args.tokenizer_model,
-        vocab=args.vocab_file,
-        merges=args.merge_file,
-        vocab_size=args.vocab_size,
-        extra_ids=args.vocab_extra_ids,
-        tiktoken_pattern=args.tiktoken_pattern,
-        tiktoken_special_ids=args.tiktoken_num_special_tokens,
-    )
+    return TokenizerConfig(**kind | values | {"type": kind["type"]})
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -34,15 +34,10 @@ _FILES = {
     "null": (),
 }
 """The keys of the files that a type of tokenizer needs."""
-_SWITCHES = {
-    "special_ids": "sentencepiece",
-    "extra_ids_descend": "sentencepiece",
-    "append_ends": "bert_wordpiece",
-    "lower_case": "bert_wordpiece",
-    "tiktoken_pattern": "tiktoken",
-    "tiktoken_special_ids": "tiktoken",
-}
-"""The type of tokenizer that a key is for."""
+SENTENCEPIECE = Needs("tokenizer.type", ("sentencepiece",))
+WORDPIECE = Needs("tokenizer.type", ("bert_wordpiece",))
+TIKTOKEN = Needs("tokenizer.type", ("tiktoken",))
+TRAIN_PATH = Needs("data.train_path")
 MASKED = Needs("data.kind", ("bert", "t5"))
 TEXT = Needs("data.kind", ("gpt",))
 FIM = Needs("data.fim_rate")
@@ -64,16 +59,16 @@ class TokenizerConfig:
     vocab_size: PositiveInt | None = None
     """null: number of plain ids (the end-of-document id comes after them). sentencepiece, bert_wordpiece: pieces to
     train on data.text. tiktoken .json: ids to keep, special ones included (unset = 131,072)."""
-    lower_case: bool = True
+    lower_case: Annotated[bool, WORDPIECE] = True
     """bert_wordpiece: texts are read in lower case and without accents (uncased BERT)."""
-    append_ends: bool = True
+    append_ends: Annotated[bool, WORDPIECE] = True
     """bert_wordpiece: append [BOS] and [EOS], which ends documents, as Megatron-LM does; else [SEP] ends them, and the
     vocabulary is that of the file."""
-    special_ids: bool = False
+    special_ids: Annotated[bool, SENTENCEPIECE] = False
     """sentencepiece: append <CLS> <SEP> <EOD> <MASK> and what else masked models need; <EOD> ends documents."""
     extra_ids: Annotated[NonNegativeInt, Elsewhere("vocab_extra_ids")] = 0
     """T5 sentinels <extra_id_0>, <extra_id_1>, ...: those the vocabulary lacks are appended to it."""
-    extra_ids_descend: bool = False
+    extra_ids_descend: Annotated[bool, SENTENCEPIECE] = False
     """sentencepiece: the last sentinel has the lowest id, as in the vocabulary of Google's T5."""
     bos: bool | None = None
     """Documents, prompts and evaluated texts begin with the beginning-of-sequence id; unset = as the tokenizer.json, or
@@ -81,20 +76,18 @@ class TokenizerConfig:
     chat_template: PathName | None = None
     """File with the template of conversations (Jinja, as for Hugging Face); unset = chat_template.jinja or
     tokenizer_config.json beside the tokenizer, else <|user|> and <|assistant|> on lines of their own."""
-    tiktoken_pattern: Literal["v1", "v2", "llama3"] | None = None
+    tiktoken_pattern: Annotated[Literal["v1", "v2", "llama3"] | None, TIKTOKEN] = None
     """Where a text is cut before merging; unset = v2 for a .json vocabulary (Megatron), llama3 for a .tiktoken one."""
-    tiktoken_special_ids: Annotated[PositiveInt | None, Elsewhere("tiktoken_num_special_tokens")] = None
+    tiktoken_special_ids: Annotated[PositiveInt | None, TIKTOKEN, Elsewhere("tiktoken_num_special_tokens")] = None
     """Special ids: the first ones of a .json vocabulary (unset = 1000), the last ones of a .tiktoken one (256)."""
 
     def __post_init__(self) -> None:
-        """Refuse a type without its files, and switches of other types."""
+        """Refuse switches of other types, and a type without its files."""
+        refuse_ignored("tokenizer", self)
         trains_its_own = self.type in ("sentencepiece", "bert_wordpiece") and self.vocab_size is not None
         for key in () if trains_its_own else _FILES[self.type]:
             if getattr(self, key) is None:
                 raise InputError(f"tokenizer.type {self.type} needs a file: set tokenizer.{key}")
-        for key, wanted in _SWITCHES.items():
-            if self.type != wanted and getattr(self, key) != getattr(TokenizerConfig, key):
-                raise InputError(f"tokenizer.{key} goes with tokenizer.type {wanted}, not {self.type}: leave it unset")
 
 
 @component
@@ -107,9 +100,9 @@ class DataConfig:
     """Token files: `prefix`, `[prefix, ...]` or `[weight, prefix, weight, prefix, ...]` (Megatron's --data-path)."""
     train_path: Annotated[Paths, Elsewhere("train_data_path")] = ()
     """The same, for training only (with valid_path and test_path, instead of path and split)."""
-    valid_path: Annotated[Paths, Elsewhere("valid_data_path")] = ()
+    valid_path: Annotated[Paths, TRAIN_PATH, Elsewhere("valid_data_path")] = ()
     """The same, for validation only."""
-    test_path: Annotated[Paths, Elsewhere("test_data_path")] = ()
+    test_path: Annotated[Paths, TRAIN_PATH, Elsewhere("test_data_path")] = ()
     """The same, for the test set only."""
     text: Paths = ()
     """jsonl files to tokenize first, into OUTPUT_DIR/data; replaces path."""
@@ -153,9 +146,6 @@ class DataConfig:
         given = [f"data.{key}" for key in ("path", "train_path", "text", "mock") if getattr(self, key)]
         if len(given) > 1:
             raise InputError(f"{' and '.join(given)} are both set: keep one")
-        for key in ("valid_path", "test_path"):
-            if getattr(self, key) and not self.train_path:
-                raise InputError(f"data.{key} goes with data.train_path, which is not set")
 
     def kind_for(self, family: str) -> str:
         """Return what a sample is, after the default: that of the model's family."""

@@ -84,6 +84,7 @@ def load_config(
         init_from, output_dir = map(os.path.expanduser, (given["init_from"], given["output_dir"]))
         start = _read_start(Path(init_from))
         if start_of and not start:
+            _refuse_wrong_types(layers)
             start = dict(start_of(init_from, output_dir))
         layers.insert(0, _Layer(f"init_from {Path(init_from)}", start))
     return _join(layers)
@@ -108,6 +109,15 @@ def load_run(run: Path, overrides: Sequence[str] = ()) -> Loaded:
 def dump_run(config: Config, run: Path) -> str:
     """Return the whole configuration as config.yaml of a run keeps it."""
     return dump_config(_build(for_the_run(run, flat_values(config)), {}))
+
+
+def _refuse_wrong_types(layers: Sequence[_Layer]) -> None:
+    """Refuse values of wrong types; those of right ones may fit together once more values are known."""
+    try:
+        _join(layers)
+    except InputError as error:
+        if isinstance(error.__cause__, ValidationError):
+            raise
 
 
 def _join(layers: Sequence[_Layer]) -> Loaded:

@@ -57,7 +57,7 @@ def refuse_ignored_keys(fields: Mapping[str, FieldInfo], values: Mapping[str, An
         InputError: names the key, what it needs and the remedy.
     """
     for key, needs in ignored_keys(fields, values).items():
-        value, default = values[key], yaml_text(fields[key].default)  # to be given where a preset sets the key
+        value, default = yaml_text(values[key]), yaml_text(fields[key].default)  # a preset may set what this takes back
         if needs.values:
             right = " or ".join([f"{needs.key} {' or '.join(map(yaml_text, needs.values))}", *needs.others])
             there = yaml_text(values[needs.key])

@@ -61,7 +61,8 @@ class ParallelConfig:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the size of every mesh axis; `data` is a number where no devices are left to be counted."""
+        """Return the size of every mesh axis, slowest first, once `resolve_mesh` has worked out what `auto` is."""
+        assert self.data != "auto"
         return {axis: getattr(self, axis) for axis in AXES}
 
 
@@ -71,13 +72,13 @@ def resolve_mesh(parallel: ParallelConfig, num_devices: int) -> dict[str, int]:
     Raises:
         InputError: the mesh does not take exactly `num_devices` devices; shows the arithmetic.
     """
-    sizes = parallel.sizes
     if parallel.data == "auto":
-        others = {axis: size for axis, size in sizes.items() if axis != "data"}
+        others = {axis: getattr(parallel, axis) for axis in AXES if axis != "data"}
         replica = math.prod(others.values())
         require_multiple("the number of devices", num_devices, _product(others), replica, _MESH_REMEDY)
-        sizes["data"] = num_devices // replica
-    elif math.prod(sizes.values()) != num_devices:
+        return replace(parallel, data=num_devices // replica).sizes
+    sizes = parallel.sizes
+    if math.prod(sizes.values()) != num_devices:
         product = f"{_product(sizes)} {math.prod(sizes.values())}"
         raise InputError(f"the mesh takes {product} devices, but there are {num_devices}: {_MESH_REMEDY}")
     return sizes

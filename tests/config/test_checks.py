@@ -246,7 +246,7 @@ def test_warmup_may_take_the_whole_run():
     [
         ("data.path=a data.text=b.jsonl", "data.path and data.text are both set"),
         ("data.path=a data.train_path=b", "data.path and data.train_path are both set"),
-        ("data.valid_path=a", "data.valid_path goes with data.train_path"),
+        ("data.valid_path=a", "data.valid_path is [a] without data.train_path, to which it belongs"),
         ("tokenizer.type=sentencepiece", "tokenizer.type sentencepiece needs a file: set tokenizer.model"),
         ("tokenizer.type=huggingface", "tokenizer.type huggingface needs a file: set tokenizer.model"),
         ("tokenizer.type=gpt2_bpe tokenizer.vocab=vocab.json", "needs a file: set tokenizer.merges"),

@@ -203,6 +203,21 @@ def test_a_run_of_an_older_version_that_took_keys_which_are_ignored(tmp_path):
     assert load_run(tmp_path).config.model == ModelConfig()
 
 
+def test_wrong_types_are_named_before_the_start_is_read():
+    """Reading a model may take long, or fail; what is given may fit together only once its values are known."""
+    asked = []
+
+    def start_of(init_from, output_dir):
+        asked.append(init_from)
+        return {"model.experts": 8, "model.bias": False}
+
+    with pytest.raises(InputError, match=r"`train\.steps` is few \(command line\): expected int"):
+        load_config(None, ["init_from=there", "model.experts_per_token=4", "train.steps=few"], start_of)
+    assert asked == []
+    loaded = load_config(None, ["init_from=there", "model.experts_per_token=4", "train.steps=9"], start_of)
+    assert (loaded.config.model.experts, loaded.config.model.experts_per_token, asked) == (8, 4, ["there"])
+
+
 def test_two_wrong_values_are_both_named(tmp_path):
     run = write(tmp_path / "run.yaml", "optim: {lr: fast}")
     message = refusal(run, "train.seed=x")
@@ -253,15 +268,19 @@ TEXTS = st.one_of(st.text(), st.from_regex(r"[-+]?[0-9_.:eExXoO]{1,6}|[yYnN]|on|
 """Anything, and what may look like something else than a text."""
 
 
-def fitting(component: Any, values: dict[str, Any]) -> Any:
-    """The component with those of the values that it takes beside the ones before them."""
+def fitting(component: Any, drawn: tuple[dict[str, Any], list[str]]) -> Any:
+    """The component with those of the values that it takes beside the ones before them, tried in the given order.
+
+    Sources of data exclude one another, and other keys mean something beside one source only.
+    """
+    values, order = drawn
     kept: dict[str, Any] = {}
-    for name, value in values.items():
+    for name in order:
         try:
-            component(**kept, **{name: value})
+            component(**kept, **{name: values[name]})
         except InputError:
             continue
-        kept[name] = value
+        kept[name] = values[name]
     return component(**kept)
 
 
@@ -269,8 +288,9 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     """Legal values of a field's type: positive whole numbers and fractions in (0, 1] satisfy every bound."""
     origin, arguments = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
-        fields = st.fixed_dictionaries({name: values_of(inner) for name, inner in get_type_hints(hint).items()})
-        return fields.map(partial(fitting, hint))
+        hints = get_type_hints(hint)
+        fields = st.fixed_dictionaries({name: values_of(inner) for name, inner in hints.items()})
+        return st.tuples(fields, st.permutations(list(hints))).map(partial(fitting, hint))
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin in (Union, UnionType):

@@ -4,6 +4,9 @@ Two vocabularies are counted: OpenAI and Meta publish the ids without padding, N
 are rounded: one printed as 1.2B is compared at its two digits, one with three digits or more to within 0.5 %.
 """
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from megajax.config import InputError, ModelConfig, check_config, load_config
@@ -153,6 +156,14 @@ def test_counts_of_a_grouped_llama_with_all_switches():
     assert {leaf.name: leaf.size(5) for leaf in model_leaves(shape)} == counts
     assert parameter_count(shape) == sum(counts.values())
     assert parameter_count(shape, padded=True) - parameter_count(shape) == 2 * 3 * 8  # three unused rows, twice
+
+
+def test_norms_of_query_and_key_heads_have_a_shift_when_layernorm_has():
+    """Each of two norms has a gain, and a shift if it is a LayerNorm, for the 4 dims of a head."""
+    shape = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, vocab_size=4, qk_norm=True)
+    for norm, weights in (("layernorm", 2 * (4 + 4)), ("rmsnorm", 2 * 4)):
+        leaves = model_leaves(replace(shape, norm=norm))
+        assert sum(leaf.row for leaf in leaves if re.search(r"\b[qk]_norm\.", leaf.name)) == weights
 
 
 def test_the_vocabulary_has_to_be_known():

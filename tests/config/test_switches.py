@@ -119,13 +119,16 @@ VALUES = {
     "optim.wsd_style": "linear", "optim.wsd_steps": "2", "optim.wsd_samples": "2", "loss_scale.constant": "8",
     "loss_scale.initial": "8", "loss_scale.minimum": "2", "loss_scale.window": "7", "loss_scale.hysteresis": "3",
     "loss_scale.max_skips_at_minimum": "3", "health.window": "7", "health.patience": "7",
-    "log.sample_tokens": "7",
+    "log.sample_tokens": "7", "data.valid_path": "a", "data.test_path": "a",
+    "tokenizer.special_ids": "true", "tokenizer.extra_ids_descend": "true", "tokenizer.append_ends": "false",
+    "tokenizer.lower_case": "false", "tokenizer.tiktoken_pattern": "v1", "tokenizer.tiktoken_special_ids": "9",
 } | {f"model.{key}": value for key, value in OTHERS.items()}  # fmt: skip
 RIGHT = {
     "model.window": "model.window=4", "model.layer_pattern": MODELS["gemma"], "model.positions": MODELS["gemma"],
     "model.rope_scaling_factor": MODELS["rope"],
     "model.experts": "model.experts=4 model.bias=false", "model.shared_ffn_size": MODELS["mixture"],
-    "data.fim_rate": "data.fim_rate=0.5", "train.precision": "train.precision=fp16",
+    "data.fim_rate": "data.fim_rate=0.5", "data.train_path": "data.train_path=a",
+    "train.precision": "train.precision=fp16",
     "health.spike_factor": "health.spike_factor=3", "health.policy": "health.policy=skip",
     "optim.warmup_steps": "optim.warmup_steps=2", "optim.warmup_samples": "train.steps=null train.samples=100 "
     "optim.warmup_samples=20", "optim.warmup_fraction": "optim.warmup_fraction=0.1",
@@ -140,6 +143,8 @@ def right(key: str, value: str | None) -> str:
         return FAMILIES[str(value)]
     if key == "optim.decay_style":
         return f"{key}={value} optim.wsd_steps={1 if value == 'wsd' else 'null'}"
+    if key == "tokenizer.type":
+        return f"{key}={value} tokenizer.model=a tokenizer.vocab_size=99"
     return f"{key}={value}" if key == "optim.name" else RIGHT[key]
 
 
@@ -187,8 +192,8 @@ def test_what_is_refused_names_the_default() -> None:
     with pytest.raises(InputError) as caught:
         config_of("optim.warmup_init_lr=1e-5")
     assert str(caught.value) == (
-        "optim.warmup_init_lr is 1e-05 without optim.warmup_steps or optim.warmup_samples or optim.warmup_fraction, to "
-        "which it belongs: set that, or leave it at its default 0.0"
+        "optim.warmup_init_lr is 1.0e-05 without optim.warmup_steps or optim.warmup_samples or optim.warmup_fraction, "
+        "to which it belongs: set that, or leave it at its default 0.0"
     )
 
 
@@ -215,7 +220,8 @@ def test_what_the_table_says_of_the_schedule() -> None:
 
 
 FREE = {
-    "data": "kind path train_path valid_path test_path text text_key mock split seq_length fim_rate cache_dir prefetch",
+    "tokenizer": "type model vocab merges vocab_size extra_ids bos chat_template",
+    "data": "kind path train_path text text_key mock split seq_length fim_rate cache_dir prefetch",
     "optim": "name lr weight_decay clip_grad decay_style warmup_steps warmup_samples warmup_fraction",
     "loss_scale": "",
     "health": "policy spike_factor",

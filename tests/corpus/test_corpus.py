@@ -233,7 +233,24 @@ def test_command_line_takes_several_keys(tmp_path: Path):
     ("arguments", "message"),
     [
         (["--tokenizer-type", "null", "--vocab-size", "9"], "a.jsonl:1: not JSON"),
-        (["--tokenizer-type", "null"], "tokenizer.vocab_size is not set"),
+        (["--tokenizer-type", "null"], "--vocab-size is not set: --tokenizer-type null needs the number of its ids"),
+        (["--tokenizer-type", "GPT2BPETokenizer"], "--tokenizer-type gpt2_bpe needs a file: set --vocab-file"),
+        (
+            ["--tokenizer-type", "sentencepiece", "--tokenizer-model", "a/tokenizer.model"],
+            "a/tokenizer.model: no such file (--tokenizer-model)",
+        ),
+        (
+            ["--tokenizer-type", "tiktoken", "--tokenizer-model", "tokenizer.model"],
+            "tokenizer.model: no such file (--tokenizer-model)",
+        ),
+        (
+            ["--tokenizer-type", "null", "--vocab-size", "9", "--tiktoken-pattern", "v1"],
+            "--tiktoken-pattern is for --tokenizer-type tiktoken, not 'null'",
+        ),
+        (
+            ["--tokenizer-type", "null", "--vocab-size", "9", "--append-bos"],
+            "--append-bos is true, but this null tokenizer has no beginning of sequence",
+        ),
         (["--train-tokenizer"], "--train-tokenizer needs --vocab-size"),
         ([], "--tokenizer-type is not set; choose one of sentencepiece, gpt2_bpe, huggingface, bert_wordpiece"),
     ],

@@ -136,18 +136,3 @@ class TestSentencePieceWithSpecialIds:
         hello, world = tokenizer.encode("hello"), tokenizer.encode(" world")
 
         assert tokenizer.decode([290, *hello, 295, *world, 293, 291]) == "<CLS>hello<extra_id_0> world<MASK><SEP>"
-
-    @pytest.mark.parametrize(
-        ("key", "value", "kind"),
-        [
-            ("special_ids", True, "sentencepiece"), ("extra_ids_descend", True, "sentencepiece"),
-            ("append_ends", False, "bert_wordpiece"), ("lower_case", False, "bert_wordpiece"),
-            ("tiktoken_pattern", "v1", "tiktoken"), ("tiktoken_special_ids", 9, "tiktoken"),
-        ],
-    )  # fmt: skip
-    def test_switches_go_with_one_type(self, key: str, value: object, kind: str):
-        """None of them is ignored."""
-        from megajax.config import Config, check_config
-
-        with pytest.raises(InputError, match=rf"tokenizer\.{key} goes with tokenizer\.type {kind}, not null"):
-            check_config(Config(tokenizer=TokenizerConfig(vocab_size=9, **{key: value})))

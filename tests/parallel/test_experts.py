@@ -122,7 +122,7 @@ def test_legal_layouts_shard_experts() -> None:
         ({"expert_ffn_size": 33}, {"tensor": 2}, "model.expert_ffn_size 33 is not a multiple of parallel.tensor 2"),
         ({"shared_ffn_size": 33}, {"tensor": 2}, "model.shared_ffn_size 33 is not a multiple of parallel.tensor 2"),
         ({"experts_per_token": 5}, {}, "model.experts_per_token 5 exceeds model.experts 4"),
-        ({"shared_ffn_size": 0}, {}, "model.shared_gate is True without model.shared_ffn_size"),
+        ({"shared_ffn_size": 0}, {}, "model.shared_gate is true without model.shared_ffn_size"),
         ({"dense_layers": 2}, {}, "model.dense_layers 2 leaves no layer of model.num_layers 2 to experts"),
         ({"dense_layers": 1}, {"pipe": 2}, "parallel.pipe=2: all stages run the same program, but model.dense_layers"),
         ({"dense_layers": 1, "ffn_hidden_size": 33}, {"tensor": 2}, "model.ffn_hidden_size 33 is not a multiple"),

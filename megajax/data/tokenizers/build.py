@@ -26,7 +26,9 @@ def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """
     tokenizer = _load(config)
     if config.bos and tokenizer.bos_id is None:
-        raise InputError(f"tokenizer.bos: this tokenizer of type {config.type} has no beginning of sequence: unset it")
+        raise InputError(
+            f"tokenizer.bos is true, but this {config.type} tokenizer has no beginning of sequence: unset it"
+        )
     if config.bos is not None:
         tokenizer.prefix = (tokenizer.bos_id,) if config.bos and tokenizer.bos_id is not None else ()
     file = config.model or config.vocab
