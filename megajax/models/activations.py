@@ -1,4 +1,4 @@
-"""Non-linearities: those of an MLP, gated ones included, and the cap of scores and logits.
+"""Activation functions of an MLP, gated ones included, and the soft cap of scores and logits.
 
 Shapes: A = 1, or 2 (gate and up) input matrices, F mlp.
 """
@@ -21,15 +21,15 @@ ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "swiglu": jax.nn.silu,
     "geglu": partial(jax.nn.gelu, approximate=True),
 }
-"""Values of `model.activation` -> the non-linearity; for a gated unit that of its gate."""
+"""Values of `model.activation` -> the activation function, for a gated unit that of its gate."""
 
 
 def activate(hidden: jax.Array, activation: Activation) -> jax.Array:
-    """Apply the non-linearity to hidden [..., A, F] -> [..., F]; where A is 2, multiply by the second part."""
+    """Apply the activation to hidden [..., A, F] -> [..., F]; if A is 2, multiply by the second part."""
     first = ACTIVATIONS[activation](hidden[..., 0, :])
     return first * hidden[..., 1, :] if hidden.shape[-2] == 2 else first
 
 
 def capped(logits: jax.Array, softcap: float | None) -> jax.Array:
-    """Return c tanh(logits / c) for a cap c (Gemma 2: 2408.00118 §2), or logits as they are without one."""
+    """Return c tanh(logits / c) for a cap c (Gemma 2: 2408.00118 §2), or unchanged logits without a cap."""
     return logits if softcap is None else softcap * jnp.tanh(logits / softcap)

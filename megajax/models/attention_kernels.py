@@ -1,7 +1,7 @@
 """Grouped-query attention, two ways: plain XLA (any device, any pattern) and cuDNN's flash attention (GPU).
 
-A kernel that is not the plain one says what it can do (`CUDNN_CAN`) and is handed everything that a call of attention
-consists of, so that it raises where it would have to leave something out.
+A kernel other than plain XLA declares what it can do (`CUDNN_CAN`) and is handed all arguments of an attention call, so
+that it raises instead of leaving one out.
 
 Shapes: B batch, S queries, T keys, N query heads, K key/value heads, H head dim; G = N / K queries per key.
 """
@@ -18,28 +18,26 @@ import numpy as np
 from megajax.models.activations import capped
 
 Places = np.ndarray | jax.Array
-"""Places in a sequence, [S], or [B, S] where every sequence has its own."""
+"""Positions in a sequence, [S], or [B, S] if every sequence has its own."""
 Bias = Callable[[Places, Places], jax.Array]
-"""Function from places of queries and keys to the fp32 terms [N, S, T] (or [B, N, S, T]) that are added to their
-scores.
-"""
+"""Function from positions of queries and keys to fp32 terms [N, S, T] (or [B, N, S, T]) for their scores."""
 Drop = Callable[[jax.Array], jax.Array]
 """Function that applies dropout to the attention probabilities."""
 
 
 class Pattern(NamedTuple):
-    """Rule that says which keys a query sees, and how their scores are scaled, shifted and capped."""
+    """Describe which keys a query sees, and how scores are scaled, shifted and capped."""
 
     causal: bool = True
-    """True if a query sees no key after it."""
+    """Whether a query sees no key after it."""
     window: int | None = None
-    """Number of keys that a query sees, itself and the window - 1 before it; None = no limit."""
+    """Number of keys that a query sees, itself and the window - 1 keys before it; None = no limit."""
     scale: float | None = None
     """Factor of the scores; None = 1 / sqrt(H)."""
     bias: Bias | None = None
     """Bias that is added to the scaled scores."""
     softcap: float | None = None
-    """Cap c that turns scaled scores s into c tanh(s / c), before the bias; None = they stay."""
+    """Cap c that turns scaled scores s into c tanh(s / c), before the bias; None = no cap."""
 
     def visible(
         self,
@@ -48,16 +46,16 @@ class Pattern(NamedTuple):
         q_segments: jax.Array | None = None,
         k_segments: jax.Array | None = None,
     ) -> jax.Array:
-        """Tell which keys every query may look at.
+        """Return which keys every query sees.
 
         Args:
-            q_places: [S] or [B, S] places of the queries.
-            k_places: [T] or [B, T] places of the keys.
-            q_segments: [B, S] document numbers of the queries, or None for one document.
-            k_segments: [B, T] document numbers of the keys.
+            q_places: positions of the queries, [S] or [B, S].
+            k_places: positions of the keys, [T] or [B, T].
+            q_segments: document numbers of the queries, [B, S], or None for one document.
+            k_segments: document numbers of the keys, [B, T].
 
         Returns:
-            [B or 1, S, T] bool.
+            The mask [B or 1, S, T], bool.
         """
         q, k = (jnp.atleast_2d(jnp.asarray(places)) for places in (q_places, k_places))
         q, k = q[:, :, None], k[:, None, :]
@@ -79,12 +77,12 @@ NEEDS: dict[Need, str] = {
     "bias": "a bias is added to the scores (alibi or relative positions)",
     "dropout": "attention_dropout needs the probabilities",
 }
-"""Needs that a call of attention may have besides plain causal attention, in words for messages."""
+"""Properties of an attention call beyond plain causal attention, in words for messages."""
 CUDNN_CAN: frozenset[Need] = frozenset()
 
 
 def needs_of(pattern: Pattern, segment_ids: jax.Array | None, drop: Drop | None) -> frozenset[Need]:
-    """Return what a call of attention needs besides plain causal attention."""
+    """Return what an attention call needs beyond plain causal attention."""
     asked: dict[Need, bool] = {
         "segments": segment_ids is not None,
         "later keys": not pattern.causal,
@@ -103,20 +101,20 @@ def lacking(needs: frozenset[Need], can: frozenset[Need]) -> str | None:
 
 
 def require(kernel: str, needs: frozenset[Need], can: frozenset[Need]) -> None:
-    """Refuse a call that a kernel could only answer by leaving something out.
+    """Refuse a call if the kernel would have to leave something out.
 
     Raises:
-        ValueError: the kernel would have to; the message names it and what it cannot do.
+        ValueError: the kernel cannot do all of it; the message names the kernel and what it cannot do.
     """
     if text := lacking(needs, can):
         raise ValueError(f"{kernel} attention was handed what it cannot do: {text}")
 
 
 def alibi(heads: int) -> Bias:
-    """Return a bias by which scores fall with distance, in every head at another rate (2108.12409 §3).
+    """Return a bias that lowers scores with distance, at a different rate in every head (2108.12409 §3).
 
-    The rates are 2^(-8 n / N) for a power of two N; other numbers of heads take every second rate of the next power of
-    two for the rest.
+    The rates are 2^(-8 n / N) for a power of two N. For another N, the remaining heads take every second rate of the
+    next power of two.
     """
     power = 2 ** (heads.bit_length() - 1)
     rates = [2 ** (-8 * n / power) for n in range(1, power + 1)]
@@ -143,17 +141,17 @@ def xla_attention(
     """Compute softmax(Q K^T / sqrt(H)) V with scores and softmax in fp32 (1706.03762, eq. 1).
 
     Args:
-        q: [B, S, N, H] queries; query head n uses key/value head n // G.
-        k: [B, T, K, H] keys.
-        v: [B, T, K, H] values.
-        mask: [B or 1, S, T] bool, true where a query sees a key.
-        drop: dropout, applied to the probabilities [B, K, G, S, T] (fp32).
-        bias: [N, S, T] or [B, N, S, T], added to the scores (fp32).
+        q: queries [B, S, N, H]; query head n uses key/value head n // G.
+        k: keys [B, T, K, H].
+        v: values [B, T, K, H].
+        mask: mask [B or 1, S, T] bool, True where a query sees a key.
+        drop: dropout of the probabilities [B, K, G, S, T] (fp32), or None.
+        bias: terms [N, S, T] or [B, N, S, T] that are added to the scores (fp32).
         scale: factor of the scores; None = 1 / sqrt(H).
-        softcap: cap c that turns scores into c tanh(score / c) before the bias is added.
+        softcap: cap c that turns scores s into c tanh(s / c) before the bias is added.
 
     Returns:
-        [B, S, N, H] in q's dtype.
+        The output [B, S, N, H] in q's dtype.
     """
     batch, queries, heads, head_dim = q.shape
     kv_heads = k.shape[2]

@@ -1,8 +1,8 @@
-"""The encoder: BERT (1810.04805), RoBERTa (1907.11692) and Megatron-LM's BERT are switches of the same module.
+"""The encoder-only model; BERT (1810.04805), RoBERTa (1907.11692) and Megatron-LM's BERT differ by switches.
 
-Masked tokens are predicted from both sides. With `pair_task` the first token also tells whether the two texts of a
-sample stand in their own order or were swapped (1909.11942 §3.1: sentence order, which Megatron-LM trains in the place
-of BERT's next sentence).
+Masked tokens are predicted from the tokens on both sides. With `pair_task` the first token also predicts whether the
+two texts of a sample are in their own order or swapped (1909.11942 §3.1: sentence order, which Megatron-LM trains
+instead of BERT's next sentence).
 
 Shapes: B batch, S sequence, D embed, V padded vocabulary, P positions, T token types.
 """
@@ -31,7 +31,7 @@ PAIR_CLASSES = 2
 
 
 class Bert(Model):
-    """Encoder-only model: embedding, blocks, masked-LM head and, for pairs of texts, pooler and sentence-order head."""
+    """Compute an encoder-only model: embedding, blocks, masked-LM head and, for pairs, pooler and order head."""
 
     causal = False
     head_transform = True
@@ -64,9 +64,9 @@ class Bert(Model):
 
     @classmethod
     def arrays(cls, config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
-        """Name the arrays of a training batch, see `Model.arrays`.
+        """Return the arrays of a training batch by name (see `Model.arrays`).
 
-        token_types int32 [B, S] and segment_ids are among them, and for pairs pair_labels int32 [B] (-1: none).
+        Among them are token_types and segment_ids, int32 [B, S], and for pairs pair_labels, int32 [B] (-1: none).
         """
         arrays = super().arrays(config, data)
         arrays |= dict.fromkeys(("token_types", "segment_ids"), arrays["tokens"])
@@ -95,11 +95,11 @@ class Bert(Model):
         return self.normed(self.run(self.embed(batch, context), context)[0])
 
     def normed(self, x: jax.Array) -> jax.Array:
-        """Normalise the output [B, S, D] of the last block, unless norms after the sums have already done so."""
+        """Normalise the output [B, S, D] of the last block, unless norms after the sums have already normalised it."""
         return self.final_norm(x) if self.config.norm_placement == "pre" else x
 
     def head_losses(self, x: jax.Array, batch: Batch, context: Context) -> Losses:
-        """Return the cross-entropy of the masked tokens and, with `pair_task`, that of the order of pairs.
+        """Return the cross-entropy of the masked tokens and, with `pair_task`, of the order of pairs.
 
         The latter is weighted by `batch["sample_weights"]` [B].
         """
@@ -115,20 +115,20 @@ class Bert(Model):
         return losses
 
     def transformed(self, x: jax.Array, layout: Layout) -> jax.Array:
-        """Transform hidden states [B, S, D] for the comparison with the rows of the embedding."""
+        """Transform hidden states [B, S, D] for the product with the embedding."""
         y = add_bias(linear(x, layout.weights(self.transform)[...]), self.transform_bias[...])
         return self.transform_norm(ACTIVATIONS[self.config.head_activation or self.config.activation](y))
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Return fp32 logits [B, S, vocab_size] of hidden states [B, S, D], without those of padding ids."""
+        """Return fp32 logits [B, S, vocab_size] of hidden states [B, S, D], without padding ids."""
         x, table = self.transformed(x, Layout()), self.word_embedding[: self.vocab_size]
         logits = jnp.einsum("bsd,vd->bsv", x, table, preferred_element_type=jnp.float32)
         return logits + self.head_bias[: self.vocab_size]
 
     def pair_logits(self, x: jax.Array, layout: Layout) -> jax.Array:
-        """Return fp32 logits [B, 2] of the order of a pair (as written, swapped) from hidden states [B, S, D]."""
-        # Whole, and so its gradient: of so few rows the compiler would cut that over `tensor`, and then move the pieces
-        # to where `fsdp` wants them.
+        """Return fp32 logits [B, 2] of a pair's order (as written, swapped) from hidden states [B, S, D]."""
+        # The matrix is whole, and so is its gradient: as there are few rows, the compiler would cut the gradient over
+        # `tensor` and then move the pieces to their places over `fsdp`.
         pooler = layout.shard(layout.weights(self.pooler)[...], None, None)
         pooled = linear(first_token(x, layout), pooler)
         pooled = jnp.tanh(add_bias(pooled, self.pooler_bias[...]))
@@ -137,9 +137,9 @@ class Bert(Model):
 
 
 def first_token(x: jax.Array, layout: Layout) -> jax.Array:
-    """Return the hidden state [B, D] of place 0 from x [B, S, D], whichever device holds it.
+    """Return the hidden state [B, D] of position 0 from x [B, S, D], whichever device holds it.
 
-    It is written as a sum, as the compiler cannot split an index.
+    It is computed as a sum, because the compiler cannot split an index.
     """
     is_first = layout.token_order(x.shape[1]) == 0
     return jnp.where(is_first[:, None], x, 0).sum(axis=1)

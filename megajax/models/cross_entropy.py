@@ -1,8 +1,7 @@
-"""LM head and cross-entropy in one operator that never holds the logits of more than one chunk of tokens.
+"""LM head and cross-entropy in one operator, which never holds the logits of more than one chunk of tokens.
 
-The gradient of a softmax cross-entropy is known in closed form (softmax minus one-hot), so the forward pass already
-computes dx, dW and db chunk by chunk and the backward pass only scales them: no logits are kept and none are
-recomputed.
+The gradient of a softmax cross-entropy has a closed form (softmax minus one-hot). So the forward pass computes dx, dW
+and db chunk by chunk, and the backward pass only scales them: no logits are kept and none are recomputed.
 
 Shapes: B batch, S sequence, T = B S tokens, C tokens of a chunk, D embed, V vocabulary rows of this shard.
 """
@@ -18,26 +17,26 @@ import jax.numpy as jnp
 
 from megajax.models.activations import capped
 
-CHUNK_LOGITS = 2**25  # fp32 logits alive at a time: 128 MiB
+CHUNK_LOGITS = 2**25  # number of fp32 logits held at a time: 128 MiB
 Sums = tuple[jax.Array, jax.Array | None]
-"""Gradients of head [V, D] (or [D, V]) and bias [V], fp32."""
+"""Gradients of the head [V, D] (or [D, V]) and its bias [V], fp32."""
 
 
 class LinearLoss(NamedTuple):
-    """Loss of the head and its gradients."""
+    """Hold the loss of the head and its gradients."""
 
     loss: jax.Array
     """Sum of weight x token loss, scalar fp32."""
     dx: jax.Array
     """Gradient of the hidden states, [T, D]."""
     dhead: jax.Array
-    """Gradient of the head, [V, D] or [D, V] as the head is, fp32."""
+    """Gradient of the head, [V, D] or [D, V] like the head, fp32."""
     dbias: jax.Array | None
-    """Gradient of the head's bias, [V] fp32; None where it has none."""
+    """Gradient of the head's bias, [V] fp32; None if there is no bias."""
 
 
 def identity(x: jax.Array) -> jax.Array:
-    """Return x as it is: the reduction over a vocabulary that is not sharded."""
+    """Return x, as the reduction over a vocabulary that is not sharded."""
     return x
 
 
@@ -49,19 +48,18 @@ def token_losses(
     psum: Callable[[jax.Array], jax.Array] = identity,
     pmax: Callable[[jax.Array], jax.Array] = identity,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Compute cross-entropy over a vocabulary of which this shard holds some columns (Megatron-LM's three reductions of
-    [C]).
+    """Compute the cross-entropy over a sharded vocabulary with Megatron-LM's three reductions of [C].
 
     Args:
-        logits: [C, V] fp32.
-        labels: [C] global ids.
-        columns: [V] global id of each column; those >= vocab_size are padding and take no part in the softmax.
-        vocab_size: number of ids that are not padding.
+        logits: logits of this shard's columns, [C, V] fp32.
+        labels: global ids of the labels, [C].
+        columns: global id of each column, [V]; ids >= vocab_size are padding, which the softmax excludes.
+        vocab_size: number of ids without padding.
         psum: sum over the shards of the vocabulary.
         pmax: maximum over the shards of the vocabulary.
 
     Returns:
-        losses [C], probabilities [C, V], one-hot labels [C, V] (bool).
+        Losses [C], probabilities [C, V], and one-hot labels [C, V] (bool).
     """
     logits = jnp.where(columns < vocab_size, logits, -jnp.inf)
     shifted = logits - pmax(jax.lax.stop_gradient(logits.max(axis=-1)))[:, None]
@@ -83,19 +81,19 @@ def chunked_loss(
     transposed: bool = False,
     softcap: float | None = None,
 ) -> LinearLoss:
-    """Return the sum of weighted token losses and, if asked for, its gradients, one chunk of tokens after the other.
+    """Return the sum of weighted token losses and, if asked for, its gradients, chunk by chunk of tokens.
 
     Args:
-        x: [T, D] hidden states.
-        head: [V, D] output matrix (of this shard).
-        labels: [T] ids of the next tokens.
-        weights: [T] fp32 loss mask, times the loss scale.
-        loss_fn: `token_losses` with everything but logits and labels bound.
-        with_gradients: False gives dx, dhead and dbias of size zero.
-        bias: [V] added to the logits.
-        transposed: the head and its gradient are [D, V]. A head that is gathered along D, and whose gradient is
-            scattered along D, lies like this and would otherwise be copied.
-        softcap: cap of the logits, see `capped`.
+        x: hidden states, [T, D].
+        head: output matrix of this shard, [V, D].
+        labels: ids of the next tokens, [T].
+        weights: loss mask times the loss scale, [T] fp32.
+        loss_fn: `token_losses` with all arguments but logits and labels bound.
+        with_gradients: whether to compute dx, dhead and dbias, which otherwise have size zero.
+        bias: bias of the logits, [V], or None.
+        transposed: whether the head and its gradient are [D, V]. A head that is gathered along D, and whose gradient is
+            scattered along D, has this layout and would otherwise be copied.
+        softcap: cap of the logits (see `capped`), or None.
     """
     matrix = "dv" if transposed else "vd"
     tokens, chunk = x.shape[0], chunk_size(x.shape[0], head.shape[matrix.index("v")])
@@ -113,7 +111,7 @@ def chunked_loss(
         dhead, dbias = sums
         dlogits = (probabilities - one_hot) * weights[:, None]
         if softcap is not None:
-            dlogits *= 1 - jnp.square(logits / softcap)  # the derivative of tanh
+            dlogits *= 1 - jnp.square(logits / softcap)  # derivative of tanh
         if dbias is not None:
             dbias += dlogits.sum(axis=0)
         dlogits = dlogits.astype(x.dtype)
@@ -128,12 +126,12 @@ def chunked_loss(
         (dhead, dbias), (loss, dx) = one_chunk(sums(zero), (x, labels, weights))
         return LinearLoss(loss, dx, dhead, dbias)
     count = -(-tokens // chunk)
-    padding = count * chunk - tokens  # tokens of weight 0 fill up the last chunk
+    padding = count * chunk - tokens  # tokens of weight 0 fill the last chunk
 
     def chunked(a: jax.Array) -> jax.Array:
         return jnp.pad(a, [(0, padding)] + [(0, 0)] * (a.ndim - 1)).reshape(count, chunk, *a.shape[1:])
 
-    # Zeros that wait for nothing the compiler makes when it likes, before the layers run, which then hold them.
+    # The compiler creates zeros that wait for nothing early, before the layers run, and holds them until here.
     x, zero = jax.lax.optimization_barrier((x, zero))
     inputs = (chunked(x), chunked(labels), chunked(weights))
     (dhead, dbias), (losses, dx) = jax.lax.scan(one_chunk, sums(zero), inputs)
@@ -141,7 +139,7 @@ def chunked_loss(
 
 
 def chunk_size(tokens: int, vocab: int) -> int:
-    """Return the tokens of a chunk: as few, equal chunks as keep the logits within CHUNK_LOGITS."""
+    """Return the number of tokens in a chunk; chunks are equal, and as few as CHUNK_LOGITS allows."""
     limit = max(1, CHUNK_LOGITS // vocab)
     chunks = -(-tokens // limit)
     return -(-tokens // chunks)
@@ -160,13 +158,13 @@ def linear_cross_entropy(
     """Return the sum over tokens of weight x cross-entropy of softmax(x head^T + bias), scalar fp32.
 
     Args:
-        x: [B, S, D] output of the final norm.
-        head: [V, D] output matrix; rows >= vocab_size are padding.
-        labels: [B, S] ids of the next tokens.
-        weights: [B, S] fp32 loss mask (times the loss scale under fp16).
-        vocab_size: number of ids that are not padding.
-        bias: [V] bias of the head.
-        softcap: cap of the logits, see `capped`.
+        x: output of the final norm, [B, S, D].
+        head: output matrix, [V, D]; rows >= vocab_size are padding.
+        labels: ids of the next tokens, [B, S].
+        weights: loss mask, times the loss scale under fp16, [B, S] fp32.
+        vocab_size: number of ids without padding.
+        bias: bias of the head, [V], or None.
+        softcap: cap of the logits (see `capped`), or None.
     """
     return _local(x, head, labels, weights, vocab_size, bias, softcap, with_gradients=False).loss
 

@@ -1,7 +1,7 @@
 """Dropout whose masks do not depend on the layout.
 
-The mask of a token is a function of (seed, step, global sample number, layer, site, place in the sequence): whichever
-device holds the token, in whatever order, draws the same bits. Sites are numbered below.
+The mask of a token is a function of (seed, step, global sample number, layer, site, position in the sequence). So the
+device that holds the token draws the same bits under every layout. Sites are numbered below.
 
 Shapes: B batch.
 """
@@ -20,13 +20,13 @@ SITES: tuple[Site, ...] = get_args(Site)
 
 
 def sample_keys(seed: int | jax.Array, step: jax.Array, sample_ids: jax.Array) -> jax.Array:
-    """Return one key for each sample: [B] global sample numbers -> [B] keys."""
+    """Return one key for each sample, [B], from global sample numbers [B]."""
     key = jax.random.fold_in(jax.random.key(seed), step)
     return jax.vmap(jax.random.fold_in, (None, 0))(key, sample_ids)
 
 
 def layer_keys(keys: jax.Array, layer: jax.Array | int) -> jax.Array:
-    """Derive the keys [B] of one layer from sample keys [B] (the embedding counts as layer 0, blocks from 1)."""
+    """Return the keys [B] of one layer from sample keys [B]; the embedding is layer 0, and blocks count from 1."""
     return jax.vmap(jax.random.fold_in, (0, None))(keys, layer)
 
 
@@ -42,13 +42,13 @@ def dropout(
     """Zero a share `rate` of x and scale the rest by 1 / (1 - rate).
 
     Args:
-        x: [B, ...] with one key per row of the batch, and the tokens along dimension `tokens`.
+        x: array [B, ...] with one key per row of the batch, and the tokens along dimension `tokens`.
         rate: share of the numbers that is dropped.
-        keys: [B] keys of this layer, or None for no dropout (evaluation).
+        keys: keys of this layer, [B], or None for no dropout (evaluation).
         site: name of this dropout among those of the layer.
-        layout: keeps the mask sharded as x is, and knows which token stands where.
+        layout: layout that shards the mask like x and knows the order of tokens.
         axes: logical axes of x.
-        tokens: dimension of x along which its tokens lie.
+        tokens: dimension of x along which the tokens lie.
     """
     if keys is None or rate == 0.0:
         return x

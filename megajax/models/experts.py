@@ -1,16 +1,16 @@
-"""Maths of a mixture of experts: which experts a token uses, what they compute, and how evenly they are used.
+"""Maths of a mixture of experts: routing, the experts' MLPs, and the losses of the router.
 
-A router picks k of E MLPs for every token and weighs their outputs (1701.06538; 2401.04088 §2.1). No token is dropped
-and no expert is ever full: the T k assignments are queued by expert, and every expert works through its queue in blocks
-of R rows, as many as it takes. Work follows the load, and memory does not depend on the router's choices: besides
-tokens and sums [T, D], forward and backward, one block [R, A, F] and the gradient of one expert are alive. Blocks are
-computed again in the backward pass, under every `train.remat`.
+A router chooses k of E MLPs for every token and weights their outputs (1701.06538; 2401.04088 §2.1). No token is
+dropped and no expert is ever full: the T k assignments are queued by expert, and every expert works through its queue
+in blocks of R rows, as many as needed. Work follows the load, and memory does not depend on the router's choices:
+besides tokens and sums [T, D], forward and backward passes hold one block [R, A, F] and the gradient of one expert.
+Blocks are computed again in the backward pass, under every `train.remat`.
 
-`jax.lax.ragged_dot` is not used: compiled for NVIDIA GPUs (jax 0.10) it multiplies every row by the matrices of every
-expert and masks the rows of other experts: E times the work and E copies of the rows.
+`jax.lax.ragged_dot` is not used. Compiled for NVIDIA GPUs (jax 0.10), it multiplies every row by the matrices of every
+expert and masks the rows of other experts, which takes E times the work and E copies of the rows.
 
-Shapes: B batch, S sequence, T tokens, D embed, E experts, k experts of a token, n experts at hand, A = 2 if gated, else
-1, F mlp, R rows of a block.
+Shapes: B batch, S sequence, T tokens, D embed, E experts, k experts per token, n experts on this device, A = 2 if
+gated, else 1, F mlp, R rows of a block.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from megajax.models.losses import Losses
 
 C = TypeVar("C")
 TILE = 128
-"""Rows of a block below which a GPU's matrix units idle."""
+"""Number of rows in a block below which a GPU's matrix units idle."""
 
 
 class Weights(NamedTuple):
-    """Weights of the mixture of one layer."""
+    """Hold the weights of the mixture of one layer."""
 
     router: Any
     """Router matrix [D, E]."""
     fc1: Any
-    """Input matrices [n, D, A, F] of the experts at hand."""
+    """Input matrices [n, D, A, F] of the experts on this device."""
     fc2: Any
-    """Output matrices [n, F, D] of the experts at hand."""
+    """Output matrices [n, F, D] of the experts on this device."""
 
 
 AXES = Weights(
@@ -51,7 +51,7 @@ AXES = Weights(
 
 
 class Routing(NamedTuple):
-    """Router output for every token."""
+    """Hold the router's output for every token."""
 
     logits: jax.Array
     """Router logits [B, S, E], fp32."""
@@ -67,13 +67,13 @@ def mixture(
     """Compute the mixture of one layer on one device.
 
     Args:
-        x: [B, S, D] normalised input.
-        weights: those of the router and of all experts.
-        token_weights: [B, S] fp32 weights of the tokens in the losses; None for no losses.
-        config: says how experts are chosen.
+        x: normalised input, [B, S, D].
+        weights: weights of the router and of all experts.
+        token_weights: weights of the tokens in the losses, [B, S] fp32; None for no losses.
+        config: configuration of the model, with the choice of experts.
 
     Returns:
-        [B, S, D], and the losses of the router.
+        The output [B, S, D], and the losses of the router.
     """
     routing = route(x, weights.router, config)
     y = apply_experts(x, routing.experts, routing.shares, weights.fc1, weights.fc2, 0, config)
@@ -81,9 +81,9 @@ def mixture(
 
 
 def route(x: jax.Array, router: jax.Array, config: ModelConfig) -> Routing:
-    """Choose the experts of every token by the softmax over all experts, in fp32.
+    """Choose the experts of every token by a softmax over all experts, in fp32.
 
-    Renormalised shares are the softmax over the chosen experts alone.
+    Renormalised shares are a softmax over the chosen experts alone.
     """
     logits = jnp.matmul(x.astype(jnp.float32), router.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
     shares, experts = jax.lax.top_k(jax.nn.softmax(logits), config.experts_per_token)
@@ -97,18 +97,18 @@ def router_losses(
 ) -> Losses:
     """Return the terms that these tokens add to the losses of the router; tokens of weight 0 add nothing.
 
-    "load_balancing_loss" of a sequence is E sum_e f_e P_e (2101.03961 eq. 4): f_e is expert e's share of the sequence's
-    assignments, P_e its mean probability. It is 1 for an undecided router, and up to E / k for one that always chooses
-    the same experts. The weight of a sequence is the sum of its tokens' weights. That is Megatron-LM's seq_aux_loss;
-    its default takes f and P over a microbatch, so that the loss depends on which sequences share one, and so on the
-    layout.
+    "load_balancing_loss" of a sequence is E sum_e f_e P_e (2101.03961 eq. 4), where f_e is expert e's share of the
+    sequence's assignments, and P_e its mean probability. It is 1 for an undecided router, and up to E / k for one that
+    always chooses the same experts. The weight of a sequence is the sum of its tokens' weights. This is Megatron-LM's
+    seq_aux_loss. Megatron's default takes f and P over a microbatch, so that the loss depends on the grouping of
+    sequences, and therefore on the layout.
 
     "z_loss" of a token is the square of the logarithm of the softmax's denominator (2202.08906 eq. 5).
 
     Args:
-        routing: that of the tokens at hand.
-        token_weights: [B, S] fp32 weights of the tokens in the losses.
-        total: sums [B, ...] over the devices that hold other tokens of the same sequences.
+        routing: routing of this device's tokens.
+        token_weights: weights of the tokens in the losses, [B, S] fp32.
+        total: function that sums [B, ...] over the devices with other tokens of the same sequences.
     """
     experts, k = routing.logits.shape[-1], routing.experts.shape[-1]
     real = (token_weights != 0).astype(jnp.float32)
@@ -133,16 +133,16 @@ def apply_experts(
     first: jax.Array | int,
     config: ModelConfig,
 ) -> jax.Array:
-    """Return the sum of share x MLP over those of a token's experts that are at hand.
+    """Return the sum of share x MLP over those of a token's experts that are on this device.
 
     Args:
-        x: [B, S, D] normalised input.
-        experts: [B, S, k] numbers of a token's experts, all different.
-        shares: [B, S, k] fp32 factors of their outputs.
-        fc1: [n, D, A, F] input matrices of experts first, ..., first + n - 1; F may be a part of their width.
-        fc2: [n, F, D] output matrices of the same experts.
-        first: number of the first expert at hand.
-        config: activation, and how many experts there are in all.
+        x: normalised input, [B, S, D].
+        experts: numbers of a token's experts, all different, [B, S, k].
+        shares: factors of their outputs, [B, S, k] fp32.
+        fc1: input matrices of experts first, ..., first + n - 1, [n, D, A, F]; F may be a part of their width.
+        fc2: output matrices of the same experts, [n, F, D].
+        first: number of the first expert on this device.
+        config: configuration of the model, with the activation and the number of all experts.
 
     Returns:
         [B, S, D].
@@ -200,7 +200,7 @@ apply_experts.defvjp(_forward, _backward)
 def weighted_mlp(x: jax.Array, shares: jax.Array, fc1: jax.Array, fc2: jax.Array, activation: Activation) -> jax.Array:
     """Apply the MLP of one expert to rows [R, D] and multiply the result by their shares [R].
 
-    The shares are multiplied in before fc2, so that no gradient needs the output of fc2.
+    The multiplication comes before fc2, so that no gradient needs the output of fc2.
     """
     hidden = jnp.matmul(x, fc1.reshape(fc1.shape[0], -1)).reshape(-1, *fc1.shape[1:])
     hidden = activate(hidden, activation).astype(jnp.float32) * shares[:, None]
@@ -208,14 +208,14 @@ def weighted_mlp(x: jax.Array, shares: jax.Array, fc1: jax.Array, fc2: jax.Array
 
 
 class Queues(NamedTuple):
-    """Assignments sorted by expert; assignment i is choice i % k of token i // k."""
+    """Hold assignments sorted by expert; assignment i is choice i % k of token i // k."""
 
     order: jax.Array
     """Numbers [T k] of the assignments, sorted by expert."""
     starts: jax.Array
-    """Places [n] in `order` where the queue of each expert at hand begins."""
+    """Places [n] in `order` at which the queue of each expert on this device begins."""
     ends: jax.Array
-    """Places [n] in `order` where the queue of each expert at hand ends."""
+    """Places [n] in `order` at which the queue of each expert on this device ends."""
 
 
 def queue(experts: jax.Array, count: int, first: jax.Array | int) -> Queues:
@@ -226,7 +226,7 @@ def queue(experts: jax.Array, count: int, first: jax.Array | int) -> Queues:
 
 
 class Rows(NamedTuple):
-    """Next R assignments of a queue. Past its end the numbers are out of range and all different."""
+    """Hold the next R assignments of a queue; past its end the numbers are out of range and all different."""
 
     assignments: jax.Array
     tokens: jax.Array
@@ -257,7 +257,7 @@ def in_blocks(
 
 
 def block_rows(tokens: int, config: ModelConfig) -> int:
-    """Return R, the rows of a block: a quarter of the mean queue, rounded to whole tiles.
+    """Return the number R of rows in a block: a quarter of the mean queue, rounded to whole tiles.
 
     The last block of a queue is half empty on average, which wastes an eighth of an expert's work.
     """

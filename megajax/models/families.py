@@ -1,4 +1,4 @@
-"""The registry of model families; everything that is special about one is on its class (see `models.model`)."""
+"""Registry of the model families; everything that is special about a family is on its class (see `models.model`)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def model_class(config: ModelConfig) -> type[Model]:
 
 
 def build_model(key: jax.Array, config: ModelConfig) -> Model:
-    """Draw the weights of a model; they depend on (key, config) alone."""
+    """Draw the weights of a model, which depend on (key, config) alone."""
     return model_class(config)(key, config)
 
 
 def batch_arrays(config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
-    """Name the arrays of a training batch; see `Model.arrays`."""
+    """Return the arrays of a training batch by name (see `Model.arrays`)."""
     return model_class(config).arrays(config, data)

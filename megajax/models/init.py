@@ -1,7 +1,8 @@
 """Declaration of parameters: initial value, logical axes and role in one line.
 
-A logical axis names what a dimension is (`embed`, `mlp`, ...); `megajax.parallel.rules` decides which mesh axis it is
-sharded over. A role says how the optimizer treats a parameter: weight decay acts on "matrix" and "embedding" alone.
+A logical axis names the meaning of a dimension (`embed`, `mlp`, ...); `megajax.parallel.rules` decides over which mesh
+axis it is sharded. A role decides how the optimizer treats a parameter: weight decay acts on "matrix" and "embedding"
+alone.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ def norm_bias(size: int, axis: str) -> nnx.Param:
 
 
 def exact_normal(key: jax.Array, shape: tuple[int, ...], std: float) -> jax.Array:
-    """Draw from N(0, std^2) numbers whose bits depend on key, shape and std alone: not on sharding, compiler or device.
+    """Draw numbers from N(0, std^2) whose bits depend on key, shape and std, but not on sharding, compiler or device.
 
-    `jax.random.normal` goes through a polynomial, which compilers round differently in the middle and at the edge of a
-    shard. Here a number is (a + b) * constant, two rounded operations that leave no choice, with a and b read from a
-    table of 2^16 normal quantiles by the halves of 32 random bits: 2^32 values up to 6.1 standard deviations.
+    `jax.random.normal` evaluates a polynomial, which compilers round differently in the middle and at the edge of a
+    shard. Here a number is (a + b) * constant: two rounded operations that compilers cannot change. The halves of 32
+    random bits select a and b from a table of 2^16 normal quantiles, which gives 2^32 values up to 6.1 standard
+    deviations.
     """
     bits = jax.random.bits(key, shape, jnp.uint32)
     table = jnp.asarray(_quantiles())
@@ -54,7 +56,7 @@ def exact_normal(key: jax.Array, shape: tuple[int, ...], std: float) -> jax.Arra
 
 @cache
 def _quantiles() -> np.ndarray:
-    """Return the centers of 2^16 equally likely slices of N(0, 1), scaled to variance 1."""
+    """Return the centres of 2^16 equally likely slices of N(0, 1), scaled to variance 1."""
     inverse = NormalDist().inv_cdf
     values = np.array([inverse((i + 0.5) / 2**16) for i in range(2**16)])
     return (values / values.std()).astype(np.float32)

@@ -11,10 +11,10 @@ from megajax.models.init import norm_bias, norm_scale
 
 
 class Norm(nnx.Module):
-    """Normalisation of the last dimension with a learned gain and, for LayerNorm, a learned shift."""
+    """Normalise the last dimension, with a learned gain and, for LayerNorm, a learned shift."""
 
     def __init__(self, size: int, config: ModelConfig, axis: str = "norm") -> None:
-        """Make the parameters for a dimension of the given `size` and logical `axis`."""
+        """Create the parameters for a dimension of the given `size` and logical `axis`."""
         self.eps = config.norm_eps
         self.centered = config.norm == "layernorm"
         self.plus_one = config.norm_plus_one

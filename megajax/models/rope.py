@@ -1,4 +1,4 @@
-"""Rotary position embedding (2104.09864), half-rotate layout as in Megatron and LLaMA; angles in fp32.
+"""Rotary position embedding (2104.09864), in the half-rotate layout of Megatron and LLaMA, with angles in fp32.
 
 Shapes: B batch, S sequence, H head dim, R rotated dims (a share of H).
 """
@@ -17,9 +17,9 @@ Angles = tuple[jax.Array, jax.Array]
 
 
 def rope_angles(positions: jax.Array, config: ModelConfig, *, local: bool = False) -> Angles:
-    """Return cosine and sine [B, S, 1, R / 2] of position x frequency, always fp32 (bf16 cannot tell 256 from 257).
+    """Return cosine and sine [B, S, 1, R / 2] of position x frequency, in fp32, because bf16 cannot tell 256 from 257.
 
-    Local layers may have a base of their own, whose frequencies no factor scales.
+    Local layers may have their own base, whose frequencies are not scaled by the factor.
     """
     if local and config.rope_local_base is not None:
         config = replace(config, rope_base=config.rope_local_base, rope_scaling_factor=None)
@@ -30,9 +30,9 @@ def rope_angles(positions: jax.Array, config: ModelConfig, *, local: bool = Fals
 def rope_frequencies(config: ModelConfig) -> jax.Array:
     """Return the frequencies base^(-2 i / R), [R / 2] radians per position.
 
-    A scaling factor changes them as in LLaMA 3.1 (2407.21783 §3.2): a wave that turns more than `high` times within the
-    original context keeps its frequency, one that turns less than `low` times is slowed down by the factor, and in
-    between frequencies are interpolated.
+    A scaling factor changes them as in LLaMA 3.1 (2407.21783 §3.2): frequencies of more than `high` turns within the
+    original context stay, those of less than `low` turns are divided by the factor, and those in between are
+    interpolated.
     """
     rotated = int(config.head_size * config.rope_fraction) // 2 * 2
     frequency = config.rope_base ** (-jnp.arange(0, rotated, 2, dtype=jnp.float32) / rotated)
@@ -45,7 +45,7 @@ def rope_frequencies(config: ModelConfig) -> jax.Array:
 
 
 def rotate(x: jax.Array, angles: Angles) -> jax.Array:
-    """Rotate the pairs (i, i + R / 2) of every head of x [B, S, heads, H]; shape and dtype stay."""
+    """Rotate the pairs (i, i + R / 2) of every head of x [B, S, heads, H], keeping shape and dtype."""
     cos, sin = angles
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
