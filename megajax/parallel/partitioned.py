@@ -1,10 +1,11 @@
 """Layout on a mesh whose partitioning is left to the compiler, for forward passes without gradients.
 
 Training uses manual regions, because a gradient must cross `data` once a step and no operator may be partitioned by
-chance (see `parallel.run`). Generation and evaluation need neither: weights lie as the rules place them at rest, rows
-of a batch are cut over `data` and `fsdp`, heads, MLP and vocabulary over `tensor`, and plain `jax.jit` does the rest. A
-layer sends two all-reduces of [B, S, D] over `tensor`, gathers its weights over `fsdp`, and sends nothing over `data`.
-A mixture of experts runs in a manual region here too, since no partitioner can cut a router's choices.
+chance (see `parallel.run`). `megajax.generate` and `megajax.evaluate` need neither: weights lie as the rules place them
+at rest, rows of a batch are cut over `data` and `fsdp`, heads, MLP and vocabulary over `tensor`, and plain `jax.jit`
+does the rest. A layer sends two all-reduces of [B, S, D] over `tensor`, gathers its weights over `fsdp`, and sends
+nothing over `data`. A mixture of experts runs in a manual region here too, since no partitioner can cut a router's
+choices.
 
 Shapes: B batch, S sequence, D embed.
 """

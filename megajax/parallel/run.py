@@ -54,7 +54,7 @@ class Runner:
 
         Args:
             model: weights in the compute dtype.
-            batch: [M, B, ...] arrays of `megajax.data.gpt`, and "weights" [M, B, S] fp32 of the token losses.
+            batch: [M, B, ...] arrays of `Model.arrays`, and "weights" [M, B, S] fp32 of the token losses.
             step: number of the step, from which dropout masks follow.
 
         Returns:
