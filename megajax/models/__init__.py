@@ -1,1 +1,1 @@
-"""The maths of a transformer as Flax NNX modules: no mesh, no jit, no files; dimensions go by their logical names."""
+"""Maths of transformers as Flax NNX modules, without meshes, jit or files; dimensions have logical names."""

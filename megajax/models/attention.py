@@ -1,7 +1,7 @@
 """Self-attention with grouped query heads (1706.03762; grouping: 2305.13245).
 
-The query, key and value projections are one matrix laid out by group, [q heads of the group; k; v], as Megatron's
-linear_qkv: sharding its K groups over `tensor` shards the heads, and one matmul means one gathered input.
+The query, key and value projections are one matrix laid out by group, [q heads of the group; k; v], as in Megatron's
+linear_qkv. So sharding its K groups over `tensor` shards the heads, and a single matmul needs a single gathered input.
 
 Shapes: B batch, S sequence, D embed, K kv heads (= groups), G = N / K query heads a group, N heads, H head dim.
 """
@@ -23,7 +23,7 @@ from megajax.models.rope import rotate
 
 
 class Attention(nnx.Module):
-    """Self-attention with its projections."""
+    """Compute self-attention, with its projections."""
 
     def __init__(self, key: jax.Array, config: ModelConfig, *, causal: bool = True) -> None:
         """Draw the weights of one layer."""
@@ -47,7 +47,7 @@ class Attention(nnx.Module):
             self.k_norm = Norm(h, config, axis="head_dim")
 
     def project(self, x: jax.Array, context: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Project x [B, S, D] to queries [B, S, N, H] and keys and values [B, S, K, H], positions applied."""
+        """Project x [B, S, D] to queries [B, S, N, H], and to keys and values [B, S, K, H], with positions applied."""
         qkv = linear(x, self.qkv[...])
         if hasattr(self, "qkv_bias"):
             qkv = add_bias(qkv, self.qkv_bias[...])
@@ -62,7 +62,7 @@ class Attention(nnx.Module):
         return q, k, v
 
     def pattern(self, context: Context) -> Pattern:
-        """Return the attention pattern of the layer in this context."""
+        """Return the attention pattern of the layer with this context."""
         return Pattern(self.causal, context.kind.window, self.scale, context.bias, self.softcap)
 
     def output(self, heads: jax.Array, context: Context) -> jax.Array:
@@ -74,7 +74,7 @@ class Attention(nnx.Module):
         return add_bias(y, self.out_bias[...]) if hasattr(self, "out_bias") else y
 
     def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-        """Map a normalised input [B, S, D] to the branch [B, S, D] that joins the residual stream."""
+        """Return the branch [B, S, D] that is added to the residual stream, from a normalised input [B, S, D]."""
         layout = context.layout
         q, k, v = self.project(layout.enter_tensor(x), context)
 

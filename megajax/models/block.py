@@ -1,4 +1,4 @@
-"""Transformer blocks: one of them, and many as one scan that runs a pattern of kinds of layers in each of its turns.
+"""Transformer blocks, singly and stacked in a scan, each turn of which runs a pattern of kinds of layers.
 
 Shapes: B batch, S sequence, D embed, L layers.
 """
@@ -29,29 +29,30 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 class Remat(Protocol):
-    """Wrapper of a layer function with the rematerialisation policy."""
+    """Wrap a layer function with the rematerialisation policy."""
 
     def __call__(self, layer: Callable[..., Any], *, in_loop: bool = True) -> Callable[..., Any]:
-        """Wrap a layer that runs in a loop of its own, or one whose forward and backward pass share a program.
+        """Wrap a layer that runs in a loop of its own, or else one whose forward and backward passes share a program.
 
-        A compiler that sees both in one program takes the second computation of an activation for a needless one.
+        A compiler that sees both passes in one program would remove the second computation of an activation as
+        redundant.
         """
         ...
 
 
 def keep_all(layer: Callable[..., Any], *, in_loop: bool = True) -> Callable[..., Any]:
-    """Return a layer function as it is, so that nothing is computed again."""
+    """Return the layer function unchanged, so that nothing is computed again."""
     return layer
 
 
 class Block(nnx.Module):
-    """Transformer block: x + attention(norm(x)), then the same with the MLP.
+    """Compute a transformer block: x + attention(norm(x)), then the same with the MLP.
 
     With norms after the sums it is norm(x + attention(x)), and with norms of the branches x + norm(attention(norm(x))).
     """
 
     def __init__(self, key: jax.Array, config: ModelConfig, *, causal: bool = True, dense: bool = False) -> None:
-        """Draw the weights of one layer; a dense one has no experts where others have."""
+        """Draw the weights of one layer; a dense one has an MLP where others have experts."""
         attention_key, mlp_key = jax.random.split(key)
         self.dropout_rate = config.hidden_dropout
         self.pre_norm = config.norm_placement == "pre"
@@ -80,17 +81,17 @@ class Block(nnx.Module):
         return self._join(x, y, self.mlp_norm, context, "mlp_output"), losses
 
     def _branch_input(self, x: jax.Array, norm: Norm) -> jax.Array:
-        """Return what a branch reads of the residual stream [B, S, D]."""
+        """Return the input of a branch, from the residual stream [B, S, D]."""
         return norm(x) if self.pre_norm else x
 
     def _join(self, x: jax.Array, y: jax.Array, norm: Norm, context: Context, site: Site) -> jax.Array:
-        """Return the residual stream x after a branch whose output is y, both [B, S, D].
+        """Add a branch's output y to the residual stream x, both [B, S, D].
 
         The sum is tagged before it is normalised. Otherwise, with norms after the sums, their backward pass would
         compute the last product of the branch again, and reduce-scatter it over `tensor` again.
         """
         if hasattr(self, "mlp_branch_norm"):
-            y = checkpoint_name(y, "branch_output")  # as the sum: else it would be computed, and scattered, again
+            y = checkpoint_name(y, "branch_output")  # tagged like the sum, or it would be computed and scattered again
             y = (self.mlp_branch_norm if site == "mlp_output" else self.attention_branch_norm)(y)
         x = x + dropout(y, self.dropout_rate, context.keys, site, context.layout, RESIDUAL)
         x = checkpoint_name(x, "mlp_residual" if site == "mlp_output" else "attention_residual")
@@ -98,17 +99,17 @@ class Block(nnx.Module):
 
 
 def stack_blocks(key: jax.Array, config: ModelConfig, *, causal: bool = True) -> Block:
-    """Draw all layers as one Block whose weights have a leading dimension L; layer i depends on (key, i) alone."""
+    """Draw all layers as one Block, whose weights have a leading dimension L; layer i depends on (key, i) alone."""
     return stack_layers(key, config.num_layers, lambda key: Block(key, config, causal=causal))
 
 
 def stack_layers(key: jax.Array, count: int, layer: Callable[[jax.Array], M]) -> M:
-    """Draw `count` modules as one whose weights have a leading dimension; the i-th depends on (key, i) alone."""
+    """Draw `count` modules as one, whose weights have a leading dimension; module i depends on (key, i) alone."""
     return jax.vmap(layer)(jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count)))
 
 
 class Units(NamedTuple):
-    """Stacked arrays of n layers, divided for a scan over a pattern of p kinds of layers."""
+    """Hold the stacked arrays of n layers, divided for a scan over a pattern of p kinds of layers."""
 
     whole: Any
     """Arrays [n / p, p, ...] of all whole patterns; [n, ...] if there is one kind."""
@@ -116,7 +117,7 @@ class Units(NamedTuple):
     """Arrays [n mod p, ...] of the layers after the last whole pattern, or None."""
 
     def layers(self, period: int) -> int:
-        """Return n, the number of layers, for a pattern of `period` kinds."""
+        """Return the number n of layers for a pattern of `period` kinds."""
         whole, rest = (jax.tree.leaves(part) for part in self)
         return whole[0].shape[0] * period + (rest[0].shape[0] if rest else 0)
 
@@ -132,13 +133,13 @@ def in_units(stacked: Any, period: int) -> Units:
 
 
 def side_by_side(*parts: Units) -> Units:
-    """Make one of several divided trees of the same layers: tuples with one tree of each."""
+    """Join several divided trees of the same layers into one, whose leaves are tuples with a leaf of each."""
     whole, rest = zip(*parts, strict=True)
     return Units(whole, None if rest[0] is None else rest)
 
 
 def joined(units: Units, period: int) -> Any:
-    """Undo `in_units`: return stacked arrays [n, ...]."""
+    """Return stacked arrays [n, ...] from divided ones, as the inverse of `in_units`."""
     if period == 1:
         return units.whole
     whole = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), units.whole)
@@ -148,17 +149,16 @@ def joined(units: Units, period: int) -> Any:
 def scan_units(
     layers: Sequence[Callable[..., tuple[jax.Array, Any]]], x: jax.Array, units: Units, remat: Remat = keep_all
 ) -> tuple[jax.Array, Units]:
-    """Run layers one after the other in a scan with one whole pattern a turn, and those of the rest behind it.
+    """Run layers one after another: a scan with one whole pattern per turn, and then the rest.
 
     Args:
-        layers: one function for each kind; it takes x and the arrays of a layer, and returns x and the layer's other
-            outputs.
+        layers: one function for each kind, from x and the arrays of a layer to x and the layer's other outputs.
         x: input of the first layer.
-        units: divided tuple of stacked arrays, or trees of arrays, of all layers.
-        remat: wraps a layer with the rematerialisation policy.
+        units: stacked arrays, or trees of arrays, of all layers, divided by `in_units`.
+        remat: wrapper of a layer with the rematerialisation policy.
 
     Returns:
-        x after the last layer, and the other outputs of all layers, divided as `units` are.
+        The output x of the last layer, and the other outputs of all layers, divided like `units`.
     """
     if len(layers) == 1:
         only = remat(layers[0])
@@ -168,7 +168,7 @@ def scan_units(
     def run(x: jax.Array, unit: Any, in_loop: bool = True) -> tuple[jax.Array, Any]:
         made = []
         for place, layer in enumerate(layers[: jax.tree.leaves(unit)[0].shape[0]]):
-            # Arrays are taken out of their unit inside of what is computed again: else a copy of each would be kept.
+            # Arrays are taken out of their unit inside the recomputed function; outside, a copy of each would be kept.
             one = lambda x, *unit, at=place, layer=layer: layer(x, *jax.tree.map(partial(_take, at), unit))  # noqa: E731
             x, out = remat(one, in_loop=in_loop)(x, *unit)
             made.append(out)
@@ -177,7 +177,7 @@ def scan_units(
     x, whole = jax.lax.scan(run, x, units.whole)
     rest = None
     if units.rest is not None:
-        with jax.named_scope("rest"):  # beside the loop in profiles and compiled programs
+        with jax.named_scope("rest"):  # the rest's name in profiles and compiled programs
             x, rest = run(x, units.rest, in_loop=False)
     return x, Units(whole, rest)
 
@@ -188,7 +188,7 @@ def _take(place: int, stacked: jax.Array) -> jax.Array:
 
 
 def run_block(context: Context, x: jax.Array, block: Any, number: jax.Array) -> tuple[jax.Array, Losses]:
-    """Run one block of a stack, the layer of that number in the model, in the context of its kind."""
+    """Run one block of a stack in the context of its kind; `number` is the layer's number in the model."""
     keys = None if context.keys is None else layer_keys(context.keys, number + 1)
     return context.layout.weights(block)(x, context._replace(keys=keys))
 
@@ -196,17 +196,17 @@ def run_block(context: Context, x: jax.Array, block: Any, number: jax.Array) -> 
 def run_blocks(
     blocks: nnx.Module, x: jax.Array, context: Context, remat: Remat = keep_all, first_layer: jax.Array | int = 0
 ) -> tuple[jax.Array, Losses]:
-    """Run stacked blocks one after the other in a scan, so that compile time does not grow with depth.
+    """Run stacked blocks one after another in a scan, so that compile time does not grow with depth.
 
     Args:
         blocks: stacked blocks with a leading dimension L.
-        x: [B, S, D] residual stream.
-        context: context of the pass, whose keys are those of the samples.
-        remat: wraps the layer function with the rematerialisation policy.
-        first_layer: number of blocks' first layer in the model (a decoder's come after its encoder's).
+        x: residual stream, [B, S, D].
+        context: context of the pass, with the keys of the samples.
+        remat: wrapper of a layer with the rematerialisation policy.
+        first_layer: number of the first of these layers in the model (a decoder's follow its encoder's).
 
     Returns:
-        [B, S, D], and the sums over the layers of the losses that arise inside.
+        The output [B, S, D], and the losses that arise inside, summed over the layers.
     """
     return run_units(in_units(blocks, len(context.kinds)), x, context, remat, first_layer)
 
@@ -214,7 +214,7 @@ def run_blocks(
 def run_units(
     units: Units, x: jax.Array, context: Context, remat: Remat = keep_all, first_layer: jax.Array | int = 0
 ) -> tuple[jax.Array, Losses]:
-    """Run blocks that `in_units` has divided; see `run_blocks`."""
+    """Run blocks that `in_units` has divided (see `run_blocks`)."""
     kinds = context.of_kinds
     numbers = in_units(first_layer + jnp.arange(units.layers(len(kinds))), len(kinds))
     with jax.named_scope("layers"):  # the loop's name in profiles and compiled programs

@@ -1,4 +1,4 @@
-"""The decoder: GPT-2/3, LLaMA, Mistral, Qwen, Gemma, BLOOM and mixtures are switches of the same module.
+"""The decoder-only model; GPT-2/3, LLaMA, Mistral, Qwen, Gemma, BLOOM and mixtures differ by switches.
 
 Shapes: B batch, S sequence, D embed, V padded vocabulary, P positions.
 """
@@ -24,7 +24,7 @@ from megajax.models.rope import rope_angles
 
 
 class Gpt(Model):
-    """Decoder-only model: embedding, blocks, final norm and head."""
+    """Compute a decoder-only model: embedding, blocks, final norm and head."""
 
     writes = "continuation"
 
@@ -48,9 +48,9 @@ class Gpt(Model):
 
     @classmethod
     def arrays(cls, config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
-        """Name the arrays of a training batch, see `Model.arrays`.
+        """Return the arrays of a training batch by name (see `Model.arrays`).
 
-        segment_ids are among them where documents or conversations must not see each other.
+        segment_ids are among them if documents or conversations must not attend to each other.
         """
         arrays = super().arrays(config, data)
         apart = data.reset_attention or data.kind == "instruction"
@@ -64,7 +64,7 @@ class Gpt(Model):
         return Context(layout, batch.get("segment_ids"), keys, weights, bias, kinds=self._kinds(batch))
 
     def _kinds(self, batch: Batch) -> tuple[Kind, ...]:
-        """Return the kind of every layer of the pattern, with the window and angles that it has for a batch."""
+        """Return the kind of every layer of the pattern, with its window and angles for a batch."""
         config = self.config
         angles = rope_angles(batch["positions"], config) if config.positions == "rope" else None
         kinds = {"global": Kind(None, angles), "local": Kind(config.window, angles)}
@@ -74,7 +74,7 @@ class Gpt(Model):
 
     @property
     def trunk(self) -> tuple[Block, ...]:
-        """Return the blocks between embedding and head, see `Model.trunk`: dense ones, then those with experts."""
+        """Return the blocks between embedding and head (see `Model.trunk`): dense ones, then those with experts."""
         return (self.dense_blocks, self.blocks) if self.config.dense_layers else (self.blocks,)
 
     def embed(self, batch: Batch, context: Context) -> jax.Array:
@@ -100,12 +100,12 @@ class Gpt(Model):
         return {"lm loss": context.layout.cross_entropy(x, *of_head, softcap=self.config.logit_softcap)}
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Return fp32 logits [..., vocab_size] of hidden states [..., D], without those of padding ids."""
+        """Return fp32 logits [..., vocab_size] of hidden states [..., D], without padding ids."""
         logits = jnp.einsum("...d,vd->...v", x, self.output_matrix, preferred_element_type=jnp.float32)
-        logits = logits[..., : self.vocab_size]  # not the table: a slice of that would gather it over `tensor`
+        logits = logits[..., : self.vocab_size]  # a slice of the table instead would gather it over `tensor`
         return capped(logits, self.config.logit_softcap)
 
     @property
     def output_matrix(self) -> jax.Array:
-        """Return the output matrix [V, D], which is the token embedding when the head is tied to it (1608.05859)."""
+        """Return the output matrix [V, D], which is the token embedding if the head is tied to it (1608.05859)."""
         return self.word_embedding[...] if self.config.tied_head else self.head[...]

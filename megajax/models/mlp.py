@@ -18,7 +18,7 @@ from megajax.models.losses import Losses
 
 
 class Mlp(nnx.Module):
-    """Feed-forward layer that widens, activates and narrows again."""
+    """Compute a feed-forward layer, which widens, activates and narrows again."""
 
     def __init__(self, key: jax.Array, config: ModelConfig, size: int | None = None) -> None:
         """Draw the weights of one layer; `size` is F, unset = `config.ffn_size`."""
@@ -33,9 +33,9 @@ class Mlp(nnx.Module):
             self.fc2_bias = zeros((d,), ("norm",))
 
     def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
-        """Map a normalised input [B, S, D] to the branch [B, S, D] that joins the residual stream.
+        """Return the branch [B, S, D] that is added to the residual stream, from a normalised input [B, S, D].
 
-        It comes with the losses that arise inside, as in a mixture of experts: there are none.
+        As in a mixture of experts, the losses that arise inside are returned as well: there are none.
         """
         layout = context.layout
         hidden = linear(layout.enter_tensor(x), self.fc1[...])

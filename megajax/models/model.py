@@ -1,5 +1,4 @@
-"""The base class of model families: all that training, pipelines, generation and the planner ask of one is on its
-class.
+"""Base class of the model families, through which training, pipelines, generation and the planner know a family.
 
 Shapes: B batch, S sequence, T decoder sequence, D embed, V padded vocabulary.
 """
@@ -27,38 +26,38 @@ Batch = dict[str, jax.Array]
 
 
 class RowArray(NamedTuple):
-    """Shape and dtype of one sample's part of an array of a batch."""
+    """Hold shape and dtype of one sample's part of an array in a batch."""
 
     shape: tuple[int, ...]
     dtype: Any
 
 
 class Stack(NamedTuple):
-    """Layers that one scan runs, as the planner counts them."""
+    """Describe the layers that one scan runs, as the planner counts them."""
 
     layers: int
     sequence: int
-    """Tokens of a sample in these layers."""
+    """Number of tokens per sample in these layers."""
     memory: int = 0
-    """Tokens of the encoder's output that every layer attends to as well; 0 = none."""
+    """Number of tokens of the encoder's output to which every layer attends as well; 0 = none."""
     causal: bool = True
-    """True if a token sees itself and those before it only."""
+    """Whether a token attends only to itself and tokens before it."""
 
 
 class Model(nnx.Module):
-    """Base class of the model families: embedding, blocks and head.
+    """Compute a model of a family: embedding, blocks and head.
 
-    A pipeline distributes `blocks`; every stage has the rest.
+    A pipeline distributes `blocks` over its stages; everything else is on every stage.
     """
 
     causal: ClassVar[bool] = True
-    """True if the blocks that a pipeline runs see the past only."""
+    """Whether tokens in the blocks that a pipeline runs attend only to the past."""
     head_transform: ClassVar[bool] = False
-    """True if hidden states go through a matrix [D, D] before the output matrix."""
+    """Whether hidden states are multiplied by a matrix [D, D] before the output matrix."""
     sees: ClassVar[str] = "causal"
-    """Attention of the model in a few words for the log."""
+    """Attention of the model, in a few words for the log."""
     writes: ClassVar[Literal["continuation", "answer"] | None] = None
-    """Kind of text that the model generates from a prompt: its continuation, or the answer of a decoder to it."""
+    """Kind of text that the model generates from a prompt: its continuation, or a decoder's answer to it."""
     config: ModelConfig
     blocks: Block
     word_embedding: nnx.Param
@@ -69,11 +68,11 @@ class Model(nnx.Module):
 
     @classmethod
     def arrays(cls, config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
-        """Name the arrays of a training batch, without its dimension B.
+        """Return the arrays of a training batch by name, without its dimension B.
 
         All families have tokens and labels int32 [B, S], loss_mask fp32 [B, S] and sample_ids uint32 [B], from which
-        dropout keys follow. They have segment_ids int32 [B, S] where tokens see only those of their own segment;
-        padding is a segment of its own. Most have positions int32 [B, S] as well.
+        dropout keys follow. They have segment_ids int32 [B, S] if tokens attend only to their own segment; padding is a
+        segment of its own. Most have positions int32 [B, S] as well.
         """
         ids, mask = RowArray((data.seq_length,), np.int32), RowArray((data.seq_length,), np.float32)
         return {
@@ -91,9 +90,7 @@ class Model(nnx.Module):
 
     @classmethod
     def decoder_tokens(cls, data: DataConfig) -> int:
-        """Return T, the tokens of a sample that the decoder of an encoder-decoder model reads, or 0 for other
-        models.
-        """
+        """Return the number T of tokens per sample that the decoder behind an encoder reads, or 0 for other models."""
         return 0
 
     @abstractmethod
@@ -108,22 +105,22 @@ class Model(nnx.Module):
     def head_losses(self, x: jax.Array, batch: Batch, context: Context) -> Losses:
         """Return the losses of the head for the residual stream [B, S, D] after the last block.
 
-        `batch["weights"]` [B, S] fp32 are the weights of the token losses.
+        The token losses are weighted by `batch["weights"]` [B, S] fp32.
         """
 
     def losses(self, batch: Batch, context: Context, remat: Remat = keep_all) -> Losses:
-        """Return all terms of the loss for a batch that has weights."""
+        """Return all terms of the loss for a batch with weights."""
         x, inside = self.run(self.embed(batch, context), context, remat)
         return add(self.head_losses(x, batch, context), inside)
 
     @property
     def trunk(self) -> tuple[Block, ...]:
-        """Return the blocks that run between `embed` and the head, stacked, in their order; `blocks` are the last."""
+        """Return the stacked blocks between `embed` and the head in their order; `blocks` are the last."""
         return (self.blocks,)
 
     @property
     def units(self) -> tuple[Units, ...]:
-        """Return `trunk` divided into the patterns in which it runs."""
+        """Return `trunk`, divided into the patterns in which it runs."""
         return tuple(in_units(blocks, len(self.config.kind_pattern)) for blocks in self.trunk)
 
     def run(self, x: jax.Array, context: Context, remat: Remat = keep_all) -> tuple[jax.Array, Losses]:
@@ -143,13 +140,13 @@ class Model(nnx.Module):
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of ids that are not padding."""
+        """Return the number of ids without padding."""
         assert self.config.vocab_size is not None
         return self.config.vocab_size
 
 
 def vocabulary_table(key: jax.Array, config: ModelConfig) -> nnx.Param:
-    """Draw an embedding [V, D] whose padding rows are zero, so that padding changes no drawn number."""
+    """Draw an embedding [V, D] whose padding rows are zero, so that padding does not change any other number."""
     assert config.vocab_size is not None
     rows = exact_normal(key, (config.vocab_size, config.hidden_size), config.init_std)
     padding = config.padded_vocab_size - config.vocab_size

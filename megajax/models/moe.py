@@ -1,5 +1,4 @@
-"""The feed-forward half of a block as a mixture of experts (Mixtral: 2401.04088), with or without a shared one
-(DeepSeek).
+"""Feed-forward half of a block as a mixture of experts (Mixtral: 2401.04088), also with a shared MLP (DeepSeek).
 
 Shapes: B batch, S sequence, D embed, E experts, A = 2 if gated, else 1, F mlp.
 """
@@ -19,7 +18,7 @@ from megajax.models.mlp import Mlp
 
 
 class Moe(nnx.Module):
-    """Mixture of a router and E experts, and perhaps a shared MLP that all tokens go through as well."""
+    """Compute a mixture of a router and E experts, and perhaps a shared MLP for all tokens."""
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw the weights of one layer."""
@@ -36,7 +35,7 @@ class Moe(nnx.Module):
                 self.shared_gate = normal(gate_key, (d,), config.init_std, ("embed",))
 
     def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, Losses]:
-        """Map a normalised input [B, S, D] to the branch [B, S, D] that joins the residual stream.
+        """Return the branch [B, S, D] that is added to the residual stream, from a normalised input [B, S, D].
 
         The losses of the router are returned as well.
         """

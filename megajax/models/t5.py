@@ -1,7 +1,8 @@
-"""Encoder and decoder: T5 (1910.10683), version 1.0 (ReLU, tied head) and 1.1 (gated GELU, own head) as switches.
+"""The encoder-decoder model: T5 (1910.10683), where 1.0 (ReLU, tied head) and 1.1 (gated GELU, own head) differ by
+switches.
 
-Both stacks are scans of blocks. Layers are numbered through, for their dropout: embedding of the encoder 0, its blocks
-1 ... L, embedding of the decoder L + 1, its blocks from there on.
+Both stacks are scans of blocks. For dropout, layers have consecutive numbers: 0 is the encoder's embedding, 1 ... L are
+its blocks, L + 1 is the decoder's embedding, and its blocks follow.
 
 Shapes: B batch, S encoder sequence, T decoder sequence, D embed, N heads, H head dim, R distance buckets, L layers.
 """
@@ -32,7 +33,7 @@ from megajax.models.relative import relative_bias
 
 
 class T5(Model):
-    """Encoder-decoder model: embedding, encoder, decoder and head. `blocks` are those of the decoder."""
+    """Compute an encoder-decoder model: embedding, encoder, decoder and head; `blocks` are the decoder's."""
 
     sees = "full, in the decoder causal"
     writes = "answer"
@@ -43,7 +44,7 @@ class T5(Model):
         encoder = replace(config, num_layers=config.encoder_layers or config.num_layers)
         self.config = nnx.static(config)
         self.encoder_layers = encoder.num_layers
-        # A tied table is drawn wider by what the head divides by: logits start as small as those of an own head.
+        # A tied table is drawn wider by the head's divisor, so that logits start as small as with an own head.
         width = config.hidden_size**0.5 if config.tied_head else 1
         self.word_embedding = vocabulary_table(word_key, replace(config, init_std=config.init_std * width))
         self.encoder_blocks = stack_layers(
@@ -61,10 +62,10 @@ class T5(Model):
 
     @classmethod
     def arrays(cls, config: ModelConfig, data: DataConfig) -> dict[str, RowArray]:
-        """Name the arrays of a training batch, see `Model.arrays`.
+        """Return the arrays of a training batch by name (see `Model.arrays`).
 
-        tokens and segment_ids [B, S] are the encoder's; decoder_tokens, labels, loss_mask and decoder_segment_ids
-        [B, T] are the decoder's.
+        tokens and segment_ids [B, S] belong to the encoder; decoder_tokens, labels, loss_mask and decoder_segment_ids
+        [B, T] belong to the decoder.
         """
         encoder = super().arrays(config, data)
         ids, mask = (RowArray((data.decoder_seq_length,), dtype) for dtype in (np.int32, np.float32))
@@ -84,7 +85,7 @@ class T5(Model):
 
     @classmethod
     def decoder_tokens(cls, data: DataConfig) -> int:
-        """Return T, the tokens of a sample that the decoder reads."""
+        """Return the number T of tokens per sample that the decoder reads."""
         return data.decoder_seq_length
 
     def context(self, batch: Batch, layout: Layout, keys: jax.Array | None) -> Context:
@@ -99,7 +100,7 @@ class T5(Model):
         x = self.lookup(batch["tokens"], inside, layer=0)
         with jax.named_scope("encoder"):
             x, _ = run_blocks(self.encoder_blocks, x, inside, remat)
-        # Gathered here, once for all layers; each of them scatters the gradient of its own part.
+        # The output is gathered here, once for all layers; each layer scatters the gradient of its own part.
         memory = context.layout.enter_tensor(self.encoder_norm(x))
         return context._replace(memory=(memory, inside.segment_ids))
 
@@ -114,16 +115,16 @@ class T5(Model):
         return dropout(x, self.config.hidden_dropout, keys, "embedding", context.layout, RESIDUAL)
 
     def decode(self, batch: Batch, context: Context, remat: Remat = keep_all) -> jax.Array:
-        """Run the decoder's blocks in a context that has a memory and return the residual stream [B, T, D]."""
+        """Run the decoder's blocks in a context with a memory, and return the residual stream [B, T, D]."""
         x = self.embed(batch, context)
         return run_blocks(self.blocks, x, context, remat, first_layer=self.encoder_layers + 1)[0]
 
     def hidden(self, batch: Batch, context: Context) -> jax.Array:
-        """Run the model on the tokens of both sides up to the normalised hidden states [B, T, D] of the decoder."""
+        """Run the model on the tokens of both sides, up to the normalised hidden states [B, T, D] of the decoder."""
         return self.final_norm(self.decode(batch, self.encode(batch, context)))
 
     def losses(self, batch: Batch, context: Context, remat: Remat = keep_all) -> Losses:
-        """Return all terms of the loss for a batch that has weights."""
+        """Return all terms of the loss for a batch with weights."""
         context = self.encode(batch, context, remat)
         return self.head_losses(self.decode(batch, context, remat), batch, context)
 
@@ -133,22 +134,22 @@ class T5(Model):
         return {"lm loss": context.layout.cross_entropy(x, self.output_matrix, labels, weights, self.vocab_size)}
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Return fp32 logits [..., vocab_size] of hidden states [..., D], without those of padding ids."""
+        """Return fp32 logits [..., vocab_size] of hidden states [..., D], without padding ids."""
         logits = jnp.einsum("...d,vd->...v", self.scaled(x), self.output_matrix, preferred_element_type=jnp.float32)
         return logits[..., : self.vocab_size]
 
     def scaled(self, x: jax.Array) -> jax.Array:
-        """Scale hidden states for a tied head, whose rows are as long as an embedding has to be."""
+        """Scale hidden states for a tied head, because its rows have the length that an embedding needs."""
         return x * self.config.hidden_size**-0.5 if self.config.tied_head else x
 
     @property
     def output_matrix(self) -> jax.Array:
-        """Return the output matrix [V, D], which is the token embedding when the head is tied to it."""
+        """Return the output matrix [V, D], which is the token embedding if the head is tied to it."""
         return self.word_embedding[...] if self.config.tied_head else self.head[...]
 
 
 class DecoderBlock(Block):
-    """Block that attends to the encoder's output between self-attention and MLP."""
+    """Compute a block that attends to the encoder's output between self-attention and MLP."""
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw the weights of one layer."""
@@ -160,9 +161,7 @@ class DecoderBlock(Block):
     def residual(
         self, x: jax.Array, context: Context, attend: Attend, cross: Attend | None = None
     ) -> tuple[jax.Array, Losses]:
-        """Run the block with its self-attention replaced by `attend` (see `Block.residual`), and its cross-attention by
-        `cross`.
-        """
+        """Run the block with `attend` as self-attention (see `Block.residual`) and `cross` as cross-attention."""
         x = checkpoint_name(x, "block_input")
         y = attend(self._branch_input(x, self.attention_norm), context)
         x = self._join(x, y, self.attention_norm, context, "attention_output")
@@ -172,7 +171,7 @@ class DecoderBlock(Block):
 
 
 class CrossAttention(nnx.Module):
-    """Attention whose queries come from the decoder, and keys and values from the encoder's output."""
+    """Compute attention with queries from the decoder, and keys and values from the encoder's output."""
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw the weights of one layer."""
@@ -184,7 +183,7 @@ class CrossAttention(nnx.Module):
         self.out = normal(out_key, (n, h, d), std / (2 * config.num_layers) ** 0.5, ("heads", "head_dim", "embed"))
 
     def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-        """Map a normalised input [B, T, D] to the branch [B, T, D] that joins the residual stream."""
+        """Return the branch [B, T, D] that is added to the residual stream, from a normalised input [B, T, D]."""
         layout = context.layout
         assert context.memory is not None
         memory, segments = context.memory
