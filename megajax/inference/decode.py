@@ -40,7 +40,7 @@ class Cache(NamedTuple):
 
 
 Caches = tuple[Units, ...]
-"""Caches of all layers, divided as `Model.units` are."""
+"""Caches of all layers, divided like `Model.units`."""
 
 
 class Generation(NamedTuple):
@@ -92,7 +92,7 @@ def extend(
 ) -> tuple[jax.Array, Caches]:
     """Append tokens [B, S] at positions start [B], start + 1, ...; return hidden states [B, S, D] and the caches.
 
-    The model's `units` are passed beside it, since to divide the weights is work for once, not for every token.
+    The model's `units` are passed as well, so that the weights are divided once and not for every token.
     """
     places = start[:, None] + jnp.arange(tokens.shape[1])
     cached = jnp.arange(caches[0].whole.keys.shape[-3])

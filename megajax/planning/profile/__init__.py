@@ -1,1 +1,1 @@
-"""The virtual profile: a compiled program, priced instruction by instruction and played on the queues of a GPU."""
+"""The virtual profile: a compiled program, priced by instruction and played on the queues of a GPU."""

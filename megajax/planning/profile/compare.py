@@ -1,4 +1,4 @@
-"""Two profiles beside each other: what a change of configuration or flags gains, part by part."""
+"""Comparison of two profiles: the gain of a change of configuration or flags, part by part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megajax.planning.profile.profile import Profile, part_name
 
 
 def compare(a: Profile, b: Profile) -> str:
-    """Return a table of two profiles with their differences: step, parts, hidden collectives, loops and memory."""
+    """Return a table of two profiles and their differences: step, parts, hidden collectives, loops and memory."""
     rows: list[tuple[str, ...]] = [("", "A", "B", "B - A"), _row("step", a.seconds, b.seconds)]
     rows += (_row(f"  {part_name(name)}", x, y) for name, x, y in _both(a.parts, b.parts))
     for axes in dict.fromkeys((*a.transfers, *b.transfers)):
@@ -30,7 +30,7 @@ def _row(name: str, a: float, b: float) -> tuple[str, str, str, str]:
 def _both(
     a: Mapping[str, float] | Mapping[Place, float], b: Mapping[str, float] | Mapping[Place, float]
 ) -> Iterator[tuple[str, float, float]]:
-    """Yield every name of either with both values, those of the larger value first."""
+    """Yield every name in either of them with both values, ordered by the larger value."""
     values = {name: (dict(a).get(name, 0.0), dict(b).get(name, 0.0)) for name in (*a, *b)}
     for name, (x, y) in sorted(values.items(), key=lambda item: -max(item[1])):
         yield name, x, y

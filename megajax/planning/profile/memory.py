@@ -1,11 +1,11 @@
-"""Memory over time: which arrays a program holds while it runs, and which of them at the peak.
+"""Memory over time: the arrays that a program holds while it runs, and those that it holds at the peak.
 
-An array lives from the instruction that makes it to the last one that uses it. Views (tuples, bitcasts), what a loop
-carries, and slices that are updated in place have no memory of their own. Arguments and results of the program are not
-temporary: XLA reports them apart.
+An array lives from the instruction that makes it to the last one that uses it. Views (tuples, bitcasts), the carries of
+loops, and slices that are updated in place have no memory of their own. Arguments and results of the program are not
+temporary: XLA reports them separately.
 
-XLA's own assignment (`memory_analysis`) packs arrays into one allocation, and can lose a little by it; it has a sum,
-and no names. The two are printed beside each other.
+XLA's own assignment (`memory_analysis`) packs arrays into one allocation, which can waste a little; it gives a sum
+without names. Both are printed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megajax.planning.profile.prices import VIEWS, WRAPPERS, size_of
 
 
 class Held(NamedTuple):
-    """Array that is held at some time."""
+    """Describe an array that is held at some time."""
 
     instruction: Instruction
     bytes: float
@@ -28,7 +28,7 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """Arrays that are held while an instruction runs."""
+    """Hold the arrays that exist while an instruction runs."""
 
     instruction: Instruction
     bytes: float
@@ -36,25 +36,26 @@ class Moment:
 
 
 Tree = tuple["Tree", ...] | str | None
-"""Arrays of a value: the name of the instruction that made an array, a tuple of them, or None if the memory belongs to
-somebody else (arguments, carries, results).
+"""Arrays of a value: the name of the instruction that made an array, a tuple of such, or None for memory of others.
+
+Memory of others belongs to arguments, carries and results.
 """
 
 
 class Memory:
-    """Temporary memory of a program."""
+    """Follow the temporary memory of a program."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
 
     @cached_property
     def peak(self) -> Moment:
-        """Return the moment at which most is held, with its arrays, the largest first."""
+        """Return the moment at which most memory is held, with its arrays, the largest first."""
         bytes_, line, held = max(self._moments(self._program.entry), key=lambda moment: moment[0])
         return Moment(line, bytes_, tuple(sorted(held, key=lambda array: -array.bytes)))
 
     def moments(self) -> Iterator[tuple[Instruction, float]]:
-        """Yield every instruction with the bytes held while it runs; bodies of loops once, in their place."""
+        """Yield every instruction with the bytes held while it runs, and the bodies of loops once, in their places."""
         for bytes_, line, _ in self._moments(self._program.entry):
             yield line, bytes_
 
@@ -80,14 +81,14 @@ class Memory:
 
 
 def _results(line: Instruction) -> Sequence[tuple[tuple[int, ...], str]]:
-    """Return the arrays that an instruction makes; the type of a start holds its operands as well."""
+    """Return the arrays that an instruction makes, without the operands that the type of a start holds as well."""
     if line.opcode.endswith("-start"):
         return line.arrays[len(line.operand_names) :]
     return line.arrays
 
 
 def _trees(lines: Sequence[Instruction], program: Program) -> tuple[dict[str, Tree], set[str]]:
-    """Return the arrays of every value, and the names of the instructions that make one."""
+    """Return the arrays of every value, and the names of the instructions that make an array."""
     trees: dict[str, Tree] = {}
     owners: set[str] = set()
     for line in lines:
@@ -129,7 +130,7 @@ def _in_place(line: Instruction, program: Program) -> int | None:
 
 
 def _ends(lines: Sequence[Instruction], trees: Mapping[str, Tree], owners: set[str]) -> dict[str, int]:
-    """Return the number of the last instruction that uses each array; results belong to whoever runs the lines."""
+    """Return the number of the last instruction that uses each array; results belong to the caller of these lines."""
     ends: dict[str, int] = {}
     for number, line in enumerate(lines):
         for name in (line.name,) if line.opcode == "get-tuple-element" else (line.name, *line.operand_names):
@@ -141,8 +142,9 @@ def _ends(lines: Sequence[Instruction], trees: Mapping[str, Tree], owners: set[s
 
 
 def _handed_over(line: Instruction, number: int, live: Mapping[str, Held], ends: Mapping[str, int]) -> str | None:
-    """Return the operand whose memory an instruction takes over, since nobody reads it later: a sum over devices, or
-    a kernel that works on every entry by itself.
+    """Return the operand whose memory an instruction reuses, because no later instruction reads it, or None.
+
+    Sums over devices and kernels that work on every entry separately do so.
     """
     if not (line.opcode.startswith("all-reduce") or "kind=kLoop" in line.attributes or "scatter" in line.name):
         return None

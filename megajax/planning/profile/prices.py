@@ -1,12 +1,12 @@
-"""Prices of instructions: the seconds that each takes on a GPU when nothing runs beside it.
+"""Prices of instructions: the seconds that each takes on a GPU while nothing runs beside it.
 
-A product takes as long as its FLOPs, an elementwise kernel as long as the bytes that it reads and writes, a collective
-as long as its bytes take over NVLink or the network: `planning.operations` has the formulas, which the closed form
-uses too. What differs is the source of the sizes: here they are those of the program that XLA made, with every copy,
-cast and fusion in it.
+The time of a product follows from its FLOPs, that of an elementwise kernel from the bytes that it reads and writes, and
+that of a collective from its bytes over NVLink or the network. `planning.operations` has the formulas, which the closed
+form uses too. Only the sizes differ: here they are those of the program that XLA made, with every copy, cast and fusion
+in it.
 
-A kernel that takes a slice of an array reads the slice alone, and one that updates a slice in place writes it alone.
-An instruction that is not known here is priced by its bytes and named in `Price.unknown`; it is never free.
+A kernel that takes a slice of an array reads only the slice, and one that updates a slice in place writes only the
+slice. An unknown instruction is priced by its bytes and named in `Price.unknown`; it is never free.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FREE = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
     "opt-barrier", "domain",
 )  # fmt: skip
-"""Opcodes that run nothing on the GPU."""
+"""Opcodes that run no kernel on the GPU."""
 STREAMED = (
     "copy", "fusion", "transpose", "broadcast", "iota", "concatenate", "slice", "dynamic-slice",
     "dynamic-update-slice", "pad", "reduce", "select", "convert", "reshape", "reverse", "sort", "gather", "scatter",
@@ -44,39 +44,39 @@ STREAMED = (
     "rsqrt", "tanh", "power", "is-finite", "reduce-precision", "cbrt", "logistic", "floor", "ceil", "sign", "abs",
     "remainder",
 )  # fmt: skip
-"""Opcodes of kernels that take as long as the bytes that they read and write."""
+"""Opcodes of kernels whose time follows from the bytes that they read and write."""
 WRAPPERS = ("fusion", "fusion-start", "async-start")
-"""Opcodes of kernels whose work stands in a computation of its own."""
+"""Opcodes of kernels whose work is in a computation of its own."""
 DOT_DIMS = ("lhs_contracting", "lhs_batch")
 VIEWS = ("bitcast", "get-tuple-element", "reshape")
 SLICES = ("dynamic-slice", "slice", "gather")
 
 
 class Price(NamedTuple):
-    """Cost of one execution of an instruction."""
+    """Hold the cost of one execution of an instruction."""
 
     kind: Kind
     seconds: float
     flops: float = 0.0
     bytes: float = 0.0
-    """Bytes of device memory that a kernel reads and writes; of a collective, those of the whole tensors."""
+    """Bytes of device memory that a kernel reads and writes, or bytes of a collective's whole tensors."""
     axes: tuple[str, ...] = ()
     """Mesh axes that a collective crosses."""
     unknown: str = ""
-    """Name of what is not known and was priced by its bytes; empty if all is known."""
+    """Name of an unknown instruction, which was priced by its bytes; empty if it is known."""
 
 
 def price(line: Instruction, beside: Mapping[str, Instruction], program: Program, gpu: Gpu, mesh: AnyMesh) -> Price:
-    """Return the price of an instruction; a start of something asynchronous has the price of the whole.
+    """Return the price of an instruction; the start of an asynchronous operation has the price of all of it.
 
     Loops, branches and calls have no price of their own.
 
     Args:
-        line: the instruction.
+        line: instruction to be priced.
         beside: instructions of the same computation, by name.
-        program: the program that it belongs to.
-        gpu: GPU that runs it.
-        mesh: mesh that the program was compiled for.
+        program: program to which it belongs.
+        gpu: type of GPU that runs it.
+        mesh: mesh for which the program was compiled.
     """
     opcode = line.opcode.removesuffix("-start")
     if opcode in FREE or line.opcode.endswith(("-done", "-update")):
@@ -101,7 +101,7 @@ def price(line: Instruction, beside: Mapping[str, Instruction], program: Program
 
 class _Product(NamedTuple):
     m: float
-    """Rows of the result, those of all products of a batch together."""
+    """Rows of the result, over all products of a batch."""
     k: float
     n: float
     numbers: Numbers
@@ -110,7 +110,7 @@ class _Product(NamedTuple):
 def _inside(
     line: Instruction, beside: Mapping[str, Instruction], program: Program
 ) -> Iterator[tuple[Instruction, Mapping[str, Instruction]]]:
-    """Yield what a kernel computes, with the instructions beside it: itself, or all that is inside a fusion."""
+    """Yield the instructions that a kernel computes, with those beside them: itself, or all in its fusion."""
     if line.opcode not in WRAPPERS:
         yield line, beside
         return
@@ -120,7 +120,7 @@ def _inside(
 
 
 def _product(line: Instruction, names: Mapping[str, Instruction]) -> Iterator[_Product]:
-    """Yield the matrix product that an instruction is, if it is one."""
+    """Yield the matrix product of an instruction, if it is one."""
     if line.opcode == "dot":
         dims = {part: integers(find(rf"{part}_dims=\{{([\d,]*)\}}", line.attributes)) for part in DOT_DIMS}
     elif find('custom_call_target="(__cublas)', line.attributes):
@@ -144,7 +144,7 @@ def size_of(arrays: Sequence[tuple[Shape, str]]) -> float:
 
 
 def width(dtype: str) -> float:
-    """Return the bytes of a number of XLA's dtype such as "bf16", "f8e4m3fn" or "pred"; a token has none."""
+    """Return the bytes of a number with XLA's dtype, such as "bf16", "f8e4m3fn" or "pred"; a token has none."""
     if dtype in ("token", "opaque"):
         return 0.0
     return 1.0 if dtype == "pred" else integers(dtype)[0] / 8
@@ -165,7 +165,7 @@ def _traffic(line: Instruction, beside: Mapping[str, Instruction], program: Prog
 
 
 def _of_computation(lines: Sequence[Instruction]) -> float:
-    """Return the bytes that a fused computation reads of its parameters, and those of its results that it writes."""
+    """Return the bytes that a fused computation reads from its parameters, and those that it writes of its results."""
     names = {line.name: line for line in lines}
     users: dict[str, list[Instruction]] = {line.name: [] for line in lines}
     for line in lines:
@@ -173,7 +173,7 @@ def _of_computation(lines: Sequence[Instruction]) -> float:
             users[name].append(line)
 
     def read(name: str) -> float:
-        """Return the bytes that are read of an array: all of it once, or as much as is cut out of it."""
+        """Return the bytes that are read from an array: all of it once, or the slices that are taken."""
         total = 0.0
         for user in users[name]:
             first = user.operand_names[0] == name
@@ -205,14 +205,14 @@ def _of_computation(lines: Sequence[Instruction]) -> float:
 
 
 def _collective(line: Instruction, op: str, gpu: Gpu, mesh: AnyMesh) -> Price:
-    """Price a collective by the bytes of its whole tensors and by how its devices are spread over nodes."""
+    """Return the price of a collective, from the bytes of its whole tensors and the nodes of its devices."""
     what = exchange(line, op, mesh)
     size = sum(prod(shape) * width(dtype) for shape, dtype in what.tensors)
     members, stride = what.groups.shape[1], int(np.diff(np.sort(what.groups[0])).min())
     if op == "collective-permute":
         nodes = what.groups // gpu.link_domain
         seconds = send_seconds(gpu, size, 2, 1 if (nodes[:, 0] == nodes[:, 1]).all() else gpu.link_domain)
-    elif op == "all-to-all":  # every device keeps one of its pieces, and of each piece all devices have one
+    elif op == "all-to-all":  # a device keeps one of its pieces, and sends the others
         seconds = gather_seconds(gpu, size / members, members, stride)
     else:
         seconds = gather_seconds(gpu, size, members, stride) * (2 if op == "all-reduce" else 1)

@@ -1,10 +1,10 @@
-"""The virtual profile of a training step: where its time goes and what holds its memory, read from XLA's program.
+"""The virtual profile of a training step: the parts of its time and memory, read from XLA's program.
 
     profile = Profile.of(compiled.as_text(), gpu_named("H100"), mesh)
     print(profile)
     profile.seconds, profile.exposed["tensor"], profile.peak
 
-Nothing runs. Prices are those of `planning.profile.prices`, the order and what runs beside what are XLA's schedule.
+Nothing is run. Prices are those of `planning.profile.prices`; the order and the overlap follow XLA's schedule.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from megajax.planning.profile.prices import Price, price
 from megajax.planning.profile.timeline import COPIES, Span, Timeline, play
 
 DEAREST = 20
-"""Number of instructions and of source lines that are listed."""
+"""Number of instructions, and of source lines, that are listed."""
 SLOWED = "slowed"
-"""Part of a step that kernels take longer because collectives run beside them."""
+"""Name of the time that kernels lose because collectives run beside them."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Times and memory of one run of a program on one device."""
+    """Hold the times and the memory of one run of a program on one device."""
 
     program: Program
     gpu: Gpu
@@ -53,10 +53,11 @@ class Profile:
 
         Args:
             text: `jax.jit(f).lower(...).compile().as_text()`.
-            gpu: GPU that runs it.
-            mesh: mesh that it was compiled for.
-            taken: gives the share of the times that the dearest branch is taken at a place with the given source.
-            unknown: turns of loops whose number depends on data; None = such loops are named, and count once.
+            gpu: type of GPU that runs it.
+            mesh: mesh for which it was compiled.
+            taken: function from a source to the share of times that the dearest branch there is taken.
+            unknown: turns to assume for loops whose number depends on data; None = such loops are named, and count
+                once.
         """
         program = Program.of(text)
 
@@ -73,10 +74,10 @@ class Profile:
 
     @cached_property
     def parts(self) -> Mapping[str, float]:
-        """Return the seconds of the computing queue by what it does or waits for; they add up to those of the step.
+        """Return the seconds of the computing queue by the work that it does or waits for; their sum is the step.
 
-        Keys are "matmul", "attention", "memory" (kernels as long as their bytes take), SLOWED, and mesh axes, joined
-        by "+" where a collective crosses several, for the time that nothing hides.
+        Keys are "matmul", "attention", "memory" (kernels whose time follows from their bytes), SLOWED, and mesh axes
+        for exposed communication, joined by "+" if a collective crosses several.
         """
         parts: defaultdict[str, float] = defaultdict(float)
         for span in self.timeline.spans:
@@ -89,7 +90,7 @@ class Profile:
 
     @cached_property
     def transfers(self) -> Mapping[str, tuple[float, float]]:
-        """Return hidden and exposed seconds of collectives by mesh axes, joined by "+"."""
+        """Return the hidden and the exposed seconds of collectives by mesh axes, joined by "+"."""
         hidden: defaultdict[str, float] = defaultdict(float)
         exposed: defaultdict[str, float] = defaultdict(float)
         for span in self._collectives:
@@ -111,7 +112,7 @@ class Profile:
 
     @cached_property
     def lines(self) -> Mapping[str, float]:
-        """Return the seconds of the computing queue by line of Python, "megajax/models/linear.py:30", dearest first."""
+        """Return the seconds of the computing queue by Python line ("megajax/models/linear.py:30"), dearest first."""
         lines: defaultdict[str, float] = defaultdict(float)
         for span in self.timeline.spans:
             lines[_short(self.program.source_line(span.instruction)) or "made by XLA"] += span.times * _taken(span)
@@ -119,7 +120,7 @@ class Profile:
 
     @property
     def dearest(self) -> list[Span]:
-        """Return the instructions that keep the computing queue longest, the dearest first."""
+        """Return the instructions that keep the computing queue longest, dearest first."""
         return sorted(self.timeline.spans, key=lambda span: -span.times * _taken(span))[:DEAREST]
 
     @cached_property
@@ -204,7 +205,7 @@ PARTS = {
     "memory": "memory traffic",
     SLOWED: "slowed by collectives beside",
 }
-"""Parts of a profile that are no mesh axes, in words."""
+"""Parts of a profile that are not mesh axes, in words."""
 
 
 def part_name(part: str) -> str:
@@ -213,7 +214,7 @@ def part_name(part: str) -> str:
 
 
 def _taken(span: Span) -> float:
-    """Return the seconds that one execution takes from the computing queue."""
+    """Return the seconds for which one execution keeps the computing queue."""
     return span.waited if span.asynchronous or span.price.kind == "collective" else span.seconds
 
 
@@ -222,5 +223,5 @@ def _role(span: Span) -> str:
 
 
 def _short(line: str) -> str:
-    """Return a place of the package without the folders that it lies in."""
+    """Return a source line without the folders above the package."""
     return re.sub(r".*/(?=megajax/)", "", line)

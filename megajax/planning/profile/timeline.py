@@ -1,16 +1,16 @@
-"""Play a scheduled program on the queues of a GPU: what runs when, and who waits for whom.
+"""Timeline: a scheduled program is played on the queues of a GPU, with the start and the waits of every instruction.
 
-XLA's program is a schedule: the instructions of every computation stand in the order in which they are launched. One
-queue computes. A start puts its work onto another queue, one for collectives, one for sends to neighbours, one for
-kernels that copy beside others; its done makes the computing queue wait for it. A collective that is no start and done
+XLA's program is a schedule: the instructions of every computation are in the order in which they are launched. One
+queue computes. A start puts its work onto another queue: one for collectives, one for sends to neighbours, and one for
+copies beside other kernels. The matching done makes the computing queue wait. A collective without start and done
 blocks the computing queue.
 
-While a collective is in flight, kernels beside it lose DISTURBANCE of their speed, since NCCL takes multiprocessors
-and bandwidth. Kernels that run beside each other share the bandwidth of the memory. These are the assumptions of the
-closed form (`planning.operations`).
+While a collective is in flight, kernels beside it lose DISTURBANCE of their speed, because NCCL takes multiprocessors
+and bandwidth. Kernels that run beside each other share the memory bandwidth. The closed form makes the same assumptions
+(`planning.operations`).
 
-The body of a loop is played once and counts as often as it runs, but for the first turns, beside which something from
-before the loop is still in flight. A branch counts by the share of the times that it is taken.
+The body of a loop is played once and counts as often as it runs, except for first turns during which work from before
+the loop is still in flight. A branch counts by the share of times that it is taken.
 """
 
 from __future__ import annotations
@@ -33,50 +33,50 @@ COMPUTING, NEIGHBOURS, COLLECTIVES, COPIES = "computing", "neighbours", "collect
 
 @dataclass(frozen=True)
 class Span:
-    """Execution of an instruction; of one in a loop, its first one."""
+    """Record the execution of an instruction; in a loop, the first one."""
 
     instruction: Instruction
     price: Price
     queue: str
     start: float
-    """Seconds from the start of the program to that of the instruction."""
+    """Seconds from the start of the program to the start of the instruction."""
     seconds: float
-    """Seconds from its start to its end, with what slows it down."""
+    """Seconds from its start to its end, including those by which it is slowed down."""
     waited: float
-    """Seconds of it in which the computing queue waits."""
+    """Seconds of these in which the computing queue waits."""
     times: float
-    """Number of executions, with the share of the times that a branch is taken."""
+    """Number of executions, multiplied by the share of times that a branch is taken."""
     source: str
-    """JAX functions that the instruction or the loop around it comes from."""
+    """JAX functions from which the instruction, or the loop around it, comes."""
 
     @property
     def asynchronous(self) -> bool:
-        """Tell whether it runs on a queue beside the computing one."""
+        """Tell whether it runs on another queue than the computing one."""
         return self.instruction.opcode.endswith("-start")
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Loop of a program, with the turns that are not played one by one."""
+    """Record a loop of a program, with the turns that are not played one by one."""
 
     name: str
     start: float
     turn: float
     """Seconds of one turn."""
     times: int
-    """Turns that follow the one that is played."""
+    """Number of turns that follow the one that is played."""
 
 
 @dataclass
 class _Flight:
-    """Work of another queue that has been started and is not done."""
+    """Follow work on another queue that has been started and is not done."""
 
     instruction: Instruction
     price: Price
     queue: str
     source: str
     left: float
-    """Seconds of its own work that are left."""
+    """Seconds of its own work that remain."""
     start: float | None = None
     end: float = 0.0
     waited: float = 0.0
@@ -84,13 +84,15 @@ class _Flight:
 
 @dataclass
 class Timeline:
-    """Times of one run of a program."""
+    """Hold the times of one run of a program."""
 
     spans: list[Span] = field(default_factory=list)
     loops: list[Turns] = field(default_factory=list)
     seconds: float = 0.0
     uncounted: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """What the reader does not understand, with the number of places: unknown kernels, loops without trip count."""
+    """Names of what the reader does not understand, with the number of places: unknown kernels, loops without trip
+    count.
+    """
 
 
 def play(
@@ -99,13 +101,13 @@ def play(
     taken: Callable[[str], Fraction] = lambda source: Fraction(1),
     unknown: int | None = None,
 ) -> Timeline:
-    """Play a program from its first to its last instruction.
+    """Return the timeline of a program, played from its first to its last instruction.
 
     Args:
         program: scheduled program.
-        price: gives the price of an instruction of the computation with the given name.
-        taken: gives the share of the times that the dearest branch is taken at a place with the given source.
-        unknown: turns of loops whose number depends on data; None = such loops are named, and count once.
+        price: function that returns the price of an instruction in the computation with the given name.
+        taken: function from a source to the share of times that the dearest branch there is taken.
+        unknown: turns to assume for loops whose number depends on data; None = such loops are named, and count once.
     """
     player = _Player(program, price, taken, unknown)
     player.run(program.entry, "")
@@ -151,7 +153,7 @@ class _Player:
         flight = _Flight(line, price, queue, source, price.seconds)
         if line.opcode.endswith("-start"):
             self.flights[computation, line.name] = flight
-        elif price.kind == "collective":  # blocks the computing queue
+        elif price.kind == "collective":  # a collective without a start blocks the computing queue
             self.flights[computation, line.name] = flight
             self._land(flight)
             self._record(self.flights.pop((computation, line.name)))
@@ -161,14 +163,14 @@ class _Player:
             self._record(flight, start, self.timeline.seconds - start)
 
     def _wait(self, computation: str, line: Instruction) -> None:
-        """Wait for the start that a done names, if it is not over."""
+        """Wait for the start that a done names, unless it is over."""
         key = (computation, line.operand_names[0])
         if flight := self.flights.get(key):
             self._land(flight)
             self._record(self.flights.pop(key))
 
     def _land(self, flight: _Flight) -> None:
-        """Let other queues run, and nothing be computed, until a flight is over."""
+        """Let other queues run, without computing, until a flight is over."""
         while flight.left > 0:
             heads = self._heads()
             head = heads[flight.queue]
@@ -177,7 +179,7 @@ class _Player:
             head.waited += step
 
     def land_all(self) -> None:
-        """Wait for all that is in flight: a program ends when everything is over."""
+        """Wait for everything in flight, because a program ends when all of it is over."""
         for key in list(self.flights):
             self._land(self.flights[key])
             self._record(self.flights.pop(key))
@@ -193,7 +195,7 @@ class _Player:
             left = left - step * rate if step < left / rate else 0.0
 
     def _heads(self) -> dict[str, _Flight]:
-        """Return the flight that every other queue works on."""
+        """Return the flight on which every other queue works."""
         heads: dict[str, _Flight] = {}
         for flight in self.flights.values():
             if flight.left > 0:
@@ -245,7 +247,7 @@ class _Player:
                 self.timeline.loops.append(Turns(line.name, start + turn, turn, left - 1))
 
     def _branches(self, line: Instruction, source: str) -> None:
-        """Play every branch, the dearest for the share of the times that it is taken, and the others for the rest."""
+        """Play every branch: the dearest for the share of times that it is taken, and the others for the rest."""
         branches = [name for name in line.calls if name in self.program.computations]
         prices = {name: self._dearness(name) for name in branches}
         dearest = max(branches, key=lambda name: prices[name])

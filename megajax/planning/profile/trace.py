@@ -1,7 +1,7 @@
-"""A timeline as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: JSON of the Trace Event Format.
+"""Trace of a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing, as JSON in the Trace Event Format.
 
-Every queue of the GPU is a row. Of a loop, the first turn is drawn instruction by instruction, and all turns that
-follow as one block with their number. A counter shows the temporary memory.
+Every queue of the GPU is a row. The first turn of a loop is drawn instruction by instruction, and all later turns as
+one block with their number. A counter shows the temporary memory.
 """
 
 from __future__ import annotations
@@ -59,6 +59,6 @@ def trace_events(profile: Profile) -> list[dict[str, Any]]:
 
 
 def _slice(name: str, row: int, start: float, seconds: float, details: dict[str, Any]) -> dict[str, Any]:
-    """Return one block of a row."""
+    """Return one block in a row of the trace."""
     time = {"ts": start / MICROSECOND, "dur": seconds / MICROSECOND}
     return {"ph": "X", "name": name, "pid": 0, "tid": row, "args": details} | time
