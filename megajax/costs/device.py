@@ -1,16 +1,16 @@
-"""The work of one device in a step: its part of the batch, of the sequence, of the heads, layers and experts.
+"""The work of one device in a step: its parts of batch, sequence, heads, layers and experts.
 
-All costs are derived from these few facts. A configuration says what is trained, a mesh on how many devices.
+All costs are derived from these few facts, which follow from a configuration and the sizes of a mesh.
 
-A stack is the layers that one scan runs: all layers of a decoder or of BERT. T5 has two, of which the second attends to
-the output of the first.
+A stack consists of the layers that one scan runs, which are all layers of a decoder or of BERT. T5 has two stacks, and
+the second attends to the output of the first.
 
-The load of a mixture is taken to be balanced: each expert has T k / E of the T k assignments that a device's experts
+The load of a mixture is assumed to be balanced: each expert has T k / E of the T k assignments that a device's experts
 see together. They are computed in whole blocks of `models.experts.block_rows` rows: ceil(T k / E R) blocks for an
 expert. The real choices of a router change the time of a step, but neither traffic nor memory.
 
-Letters: B samples of a micro batch, S sequence, T = B S / context tokens of a device (of experts: of all devices along
-`expert`), N heads, K kv heads, L layers, k experts of a token, E experts, R rows of a block; P stages, v chunks per
+Letters: B samples of a micro batch, S sequence, T = B S / context tokens of a device (for experts: of all devices along
+`expert`), N heads, K kv heads, L layers, k experts per token, E experts, R rows of a block; P stages, v chunks per
 stage, M microbatches.
 """
 
@@ -32,7 +32,7 @@ from megajax.parallel.pipeline.schedule import Interleaved1F1B
 
 @dataclass(frozen=True)
 class Device:
-    """Device of a mesh, which stands for every device of its pipeline stage."""
+    """Derive the work of a device of a mesh, which stands for every device of its pipeline stage."""
 
     config: Config
     """Configuration of the training, whose mesh sizes are ignored in favour of `mesh`."""
@@ -41,26 +41,26 @@ class Device:
 
     @classmethod
     def of(cls, config: Config) -> Device:
-        """Return a device of the mesh that the configuration gives, whose sizes have to be numbers."""
+        """Return a device of the configuration's mesh, whose sizes have to be numbers."""
         return cls(config, config.parallel.sizes)
 
     @property
     def samples(self) -> int:
-        """Return the samples of a global batch that this device sees; devices along other axes see the same."""
+        """Return the number of samples of a global batch on this device, which devices along other axes share."""
         return self.config.train.global_batch_size // math.prod(self.mesh[axis] for axis in REPLICAS)
 
     @property
     def microbatches(self) -> int:
-        """Return M, the microbatches of a global batch."""
+        """Return the number M of microbatches in a global batch."""
         return self.samples // self.config.train.micro_batch_size
 
     def tokens(self, sequence: int) -> float:
-        """Return T, the tokens of a micro batch of samples of S tokens."""
+        """Return the number T of tokens in a micro batch of samples of S tokens."""
         return self.config.train.micro_batch_size * sequence / self.mesh["context"]
 
     @property
     def width(self) -> int:
-        """Return the bytes of a number in the forward and backward pass."""
+        """Return the bytes of a number in the forward and backward passes."""
         return 4 if self.config.train.precision == "fp32" else 2
 
     @property
@@ -70,12 +70,12 @@ class Device:
 
     @property
     def heads(self) -> float:
-        """Return N, the query heads of this device."""
+        """Return the number N of query heads on this device."""
         return self.config.model.num_heads / self.head_ways
 
     @property
     def kv_heads(self) -> float:
-        """Return K, the key/value heads of this device."""
+        """Return the number K of key/value heads on this device."""
         return self.config.model.kv_heads / self.head_ways
 
     @property
@@ -84,9 +84,7 @@ class Device:
         return self.mesh["tensor"] if self.config.parallel.sequence_parallel else 1
 
     def stream(self, sequence: int) -> float:
-        """Return the bytes of the residual stream [T, D] of a micro batch of samples of S tokens, uncut over
-        `tensor`.
-        """
+        """Return the bytes of a micro batch's residual stream [T, D] for samples of S tokens, uncut over `tensor`."""
         return self.width * self.tokens(sequence) * self.config.model.hidden_size
 
     @property
@@ -97,42 +95,42 @@ class Device:
 
     @property
     def layers(self) -> int:
-        """Return the layers of the fullest stage.
+        """Return the number of layers in the fullest stage.
 
-        Where they do not divide (Megatron-LM), the last and the first stage have one less.
+        If they do not divide (Megatron-LM), the last and the first stage have one layer less.
         """
         chunks = self.config.parallel.chunks
         return math.ceil(self.config.model.num_layers / (self.mesh["pipe"] * chunks)) * chunks
 
     @property
     def schedule(self) -> Interleaved1F1B:
-        """Return the schedule of the pipeline, which says when a stage works on which microbatch."""
+        """Return the schedule of the pipeline."""
         return Interleaved1F1B(self.mesh["pipe"], self.config.parallel.chunks, self.microbatches)
 
     def stride(self, axis: str) -> int:
-        """Count the devices from one member of a group over `axis` to the next."""
+        """Return the distance, in devices, from one member of a group over `axis` to the next."""
         return math.prod(self.mesh[inner] for inner in AXES[AXES.index(axis) + 1 :])
 
     @property
     def load(self) -> Load | None:
-        """Return the work of each expert for a microbatch, or None if the model is no mixture."""
+        """Return the work of each expert for a microbatch, or None if the model is not a mixture."""
         if not self.config.model.experts:
             return None
         return expert_load(self.config.model, self.tokens(self.stacks[-1].sequence) * self.mesh["expert"])
 
 
 class Load(NamedTuple):
-    """Work of each expert of a mixture for a microbatch, in every layer."""
+    """Describe the work of each expert of a mixture for a microbatch, in every layer."""
 
     tokens: float
-    """Assignments of an expert, T k / E."""
+    """Number of assignments of an expert, T k / E."""
     blocks: int
-    """Blocks that an expert works through, the last one perhaps half empty."""
+    """Number of blocks that an expert works through; the last one may be half empty."""
     block_rows: int
-    """Rows R of a block."""
+    """Number of rows R in a block."""
 
     def __str__(self) -> str:
-        """Describe the load in words."""
+        """Return the load in words."""
         rows = self.blocks * self.block_rows
         return (
             f"balanced load: {self.tokens:,.0f} tokens each in a microbatch, computed in {self.blocks} blocks of "
@@ -148,19 +146,22 @@ def expert_load(model: ModelConfig, tokens: float) -> Load:
 
 
 def head_matrices(model: ModelConfig) -> int:
-    """Count the [D, D] matrices beside the tables, which every device has whole: BERT's transform, and its pooler."""
+    """Return the number of [D, D] matrices beside the tables, which are whole on every device.
+
+    They are BERT's transform and its pooler.
+    """
     return model_class(model).head_transform + model.pair_task
 
 
 def lookups(model: ModelConfig) -> int:
-    """Count how often a microbatch is looked up in the embedding: twice with encoder and decoder, else once."""
+    """Return how often a microbatch is looked up in the embedding: twice with encoder and decoder, else once."""
     return 1 + model.is_encoder_decoder
 
 
 def lookups_again(model: ModelConfig, stages: int) -> int:
-    """Count how often the backward pass looks a microbatch up again.
+    """Return how often the backward pass looks a microbatch up again.
 
-    A pipeline keeps nothing of the embedding. The gradient of a lookup needs no saved array; a norm after it needs its
-    input.
+    A pipeline keeps nothing of the embedding. The gradient of a lookup needs no saved array, but a norm after it needs
+    its input.
     """
     return int(model.embedding_norm and stages > 1)

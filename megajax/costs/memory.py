@@ -1,7 +1,7 @@
 """Bytes that a device holds during a training step of this implementation, in closed form.
 
-Bytes that last are exact: weights and optimizer state are the model's own arrays under the rule table. The rest are the
-bytes that XLA keeps at the moment when it keeps most, which is one of two:
+Bytes that last between steps are exact: weights and optimizer state are the model's own arrays under the rule table.
+The others are the bytes that XLA keeps at the moment when it keeps most, which is one of two:
 
     a layer's backward    gradient sums, compute copy, saved activations, the gradients of all layers (of one, with
                           stages), and what one layer works with
@@ -34,7 +34,7 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes of one device of a pipeline stage, at the moment when most is held; the fields add up."""
+    """Hold the bytes of one device of a pipeline stage, at the moment when most is held; the fields add up."""
 
     weights: float
     """Master weights, fp32."""
@@ -45,11 +45,11 @@ class StageMemory:
     compute_copy: float
     """Weights cast once a step; none in fp32."""
     activations: float
-    """Activations saved for the backward pass: of all layers of one microbatch, or the pipeline's ring."""
+    """Activations saved for the backward pass: those of all layers for one microbatch, or the pipeline's ring."""
     logits: float
-    """Gradients of embedding and output matrix, and if the peak is there, the fp32 logits of a chunk of tokens."""
+    """Gradients of embedding and output matrix and, if the peak is there, fp32 logits of a chunk of tokens."""
     workspace: float
-    """Bytes of the layers at work: their gradients, gathered weights, activations, scores where a kernel holds them."""
+    """Bytes of the layers at work: gradients, gathered weights, activations, and scores that a kernel holds."""
 
     @property
     def persistent(self) -> float:
@@ -58,7 +58,7 @@ class StageMemory:
 
     @property
     def temporary(self) -> float:
-        """Return the bytes that a step needs on top: XLA's temporaries."""
+        """Return the bytes that a step needs besides: XLA's temporaries."""
         return self.total - self.persistent
 
     @property
@@ -68,9 +68,9 @@ class StageMemory:
 
 
 def stage_memory(config: Config, mesh: Mapping[str, int], stage: int) -> StageMemory:
-    """Return the bytes that a device of a pipeline stage holds.
+    """Return the memory of a device of a pipeline stage.
 
-    All stages hold the same: as many layers, a ring as long, the same share of embedding and head.
+    All stages hold the same: equally many layers, equally long rings, and the same share of embedding and head.
 
     Args:
         config: configuration with a known vocabulary.
@@ -97,7 +97,7 @@ def stage_memory(config: Config, mesh: Mapping[str, int], stage: int) -> StageMe
 
 
 def heaviest(config: Config, mesh: Mapping[str, int]) -> StageMemory:
-    """Return the bytes of the fullest device of all, which is any, as stages do not differ."""
+    """Return the memory of the fullest device, which may be any device, because stages do not differ."""
     return stage_memory(config, mesh, 0)
 
 
@@ -108,7 +108,7 @@ def state_bytes(config: Config, mesh: Mapping[str, int]) -> float:
 
 
 def saved_per_layer(config: Config, mesh: Mapping[str, int], stack: Stack | None = None) -> float:
-    """Return the bytes that one layer and microbatch keep for the backward pass under `train.remat`.
+    """Return the bytes that one layer keeps per microbatch for the backward pass under `train.remat`.
 
     With a GELU MLP of 4 D, all tagged activations make 20 T D / tensor bytes in 16 bits; Megatron-LM keeps 34
     (2205.05198, equation 6). Experts of a mixture keep nothing: their hidden units are always computed again.
@@ -142,16 +142,16 @@ def saved_per_layer(config: Config, mesh: Mapping[str, int], stack: Stack | None
         "attention_out": (1 + crossed) * tokens * q,
         "branch_output": 2 * tokens * residual * model.branch_norm,
         "mlp_hidden": tokens * device.mlp_inputs * device.units,
-        "mlp_residual": tokens * residual if model.norm_placement == "post" else 0,  # else the next layer's input
+        "mlp_residual": tokens * residual if model.norm_placement == "post" else 0,  # otherwise the next layer's input
     }
     presets: dict[str, tuple[str, ...]] = {"selective": ACTIVATION_NAMES, "full": ()}
     kept = presets[remat] if isinstance(remat, str) else remat
-    # The loop over the layers carries a layer's input, which is therefore kept whatever is named.
+    # The loop over the layers carries a layer's input, which is therefore kept under every policy.
     return width * sum(numbers[name] for name in {"block_input", *kept})
 
 
 class _Holder(Device):
-    """Device with the bytes that it holds during a step."""
+    """Derive the bytes that a device holds during a step."""
 
     @cached_property
     def counts(self) -> Counts:
@@ -165,20 +165,20 @@ class _Holder(Device):
 
     @property
     def units(self) -> float:
-        """Return the units of the MLP on this device, F / tensor; in a mixture, those of the shared MLP."""
+        """Return the number of hidden units of the MLP on this device, F / tensor; in a mixture, of the shared MLP."""
         model = self.config.model
         return (model.shared_ffn_size if model.experts else model.ffn_size) / self.mesh["tensor"]
 
     @property
     def accumulates(self) -> bool:
-        """Tell whether gradients are summed; those of a single microbatch go into the update as they are."""
+        """Tell whether gradients are summed; those of a single microbatch go into the update directly."""
         return self.mesh["pipe"] > 1 or self.microbatches > 1
 
     @property
     def saved(self) -> float:
         """Return the bytes that are kept for the backward pass.
 
-        With stages they are in the slots of the ring and in the one at work.
+        With stages they are in the slots of the ring, and in the slot at work.
         """
         config = self.config
         if self.mesh["pipe"] == 1:
@@ -193,7 +193,7 @@ class _Holder(Device):
         return choose_attention(self.config, "gpu", batch_arrays(self.config.model, self.config.data)).name == "cudnn"
 
     def scores_saved(self, stack: Stack) -> float:
-        """Return the bytes of a query token that the attention kernel keeps if nothing is recomputed."""
+        """Return the bytes per query token that the attention kernel keeps if nothing is recomputed."""
         model = self.config.model
         if self.fused:
             return self.heads * (self.width * model.head_size + FP32)
@@ -202,16 +202,16 @@ class _Holder(Device):
 
     @property
     def table(self) -> float:
-        """Return the numbers in the output matrix, gathered over `fsdp`."""
+        """Return the number of elements in the output matrix, gathered over `fsdp`."""
         model = self.config.model
         return model.padded_vocab_size * model.hidden_size / (self.mesh["pipe"] * self.mesh["tensor"])
 
     @property
     def backward(self) -> tuple[float, float]:
-        """Return the bytes of logits and workspace in the backward of a layer."""
+        """Return the bytes of logits and workspace in the backward pass of a layer."""
         width, counts = self.width, self.counts
-        # The loop leaves gradients of all layers, and of both tables. The pipeline adds up those of a layer or a table
-        # before it makes the next.
+        # The loop holds gradients of all layers, and of both tables. The pipeline adds those of a layer or table to the
+        # sums before it computes the next.
         stages = self.mesh["pipe"]
         layers, tables = (1, 2) if stages == 1 else (self.config.model.num_layers / stages, 1)
         gradients = width * counts.blocks / layers
@@ -220,8 +220,9 @@ class _Holder(Device):
         return tables * FP32 * self.table / self.mesh["fsdp"], gradients + gathered + layer + self._bias + self._experts
 
     def _layer(self, stack: Stack) -> float:
-        """Return the bytes of activations and scores of a layer at work."""
-        # What attention and MLP start from, gathered over `tensor`, the hidden units in and out, and their gradients.
+        """Return the bytes of activations and scores while a layer is at work."""
+        # The inputs of attention and MLP, gathered over `tensor`, the hidden units before and after activation, and
+        # gradients.
         hidden = 2 * (self.mlp_inputs + 1) * self.units
         tokens, keys = self.tokens(stack.sequence), max(stack.sequence, stack.memory)
         activations = tokens * self.width * (4 * self.config.model.hidden_size + hidden)
@@ -231,24 +232,24 @@ class _Holder(Device):
 
     @property
     def _bias(self) -> float:
-        """Return the bytes of the attention bias of T5's stacks, which their layers share, and of its gradient."""
+        """Return the bytes of the attention bias that the layers of T5's stacks share, and of its gradient."""
         places = sum(stack.sequence**2 for stack in self.stacks)
         return 2 * FP32 * self.heads * places if self.config.model.positions == "relative" else 0
 
     @property
     def _experts(self) -> float:
-        """Return the bytes that the backward pass of a mixture works with (see `models.experts`)."""
+        """Return the bytes with which the backward pass of a mixture works (see `models.experts`)."""
         model, width = self.config.model, self.width
         if not model.experts:
             return 0
         tokens, held = self.tokens(self.stacks[-1].sequence) * self.mesh["expert"], self.counts.experts
         rows = expert_load(model, tokens).block_rows
         one = held / (model.experts / self.mesh["expert"])
-        # The experts' gradients as the loop over them stacks them up (over `fsdp` they are counted as gathered), and
-        # once more as they leave it. Gathered in their second dimension, the input matrices are transposed.
+        # The experts' gradients are stacked by the loop over them (over `fsdp` they are counted as gathered), and
+        # copied once more at its end. Gathered in their second dimension, the input matrices are transposed.
         inputs = self.mlp_inputs / (self.mlp_inputs + 1) * held
         stacked = held + (inputs if self.mesh["fsdp"] > 1 else held)
-        # What all tokens' experts start from, both ways, and fp32 sums; an expert's gradient, and a block.
+        # Inputs of the experts for all tokens, both ways, and fp32 sums; the gradient of an expert, and a block.
         streams = tokens * model.hidden_size * (2 * width + FP32)
         block = rows * model.expert_size / self.mesh["tensor"] * (self.mlp_inputs + 1) * (FP32 + width)
         return width * stacked + streams + FP32 * one + block
@@ -257,16 +258,16 @@ class _Holder(Device):
     def head(self) -> tuple[float, float]:
         """Return the bytes of logits and workspace while the loss is computed."""
         chunks = 2 * min(FP32 * CHUNK_LOGITS, logits_bytes(self.config, self.mesh))
-        # The gradient of the output matrix and its transpose; over `fsdp` there is none, but the gathered matrix. With
-        # stages there is none either: they add the gradient up as it is.
+        # The gradient of the output matrix and its transpose. Over `fsdp` there is no transpose, but the gathered
+        # matrix. With stages there is no transpose either: they sum the gradient untransposed.
         other = self.width if self.mesh["fsdp"] > 1 else FP32 if self.mesh["pipe"] == 1 else 0
         return (FP32 + other) * self.table + chunks, 0.0
 
 
 def logits_bytes(config: Config, mesh: Mapping[str, int]) -> int:
-    """Return the bytes of the fp32 logits [B, S, V] of a micro batch, were they held all at once.
+    """Return the bytes of all fp32 logits [B, S, V] of a micro batch, if they were held at once.
 
-    Their gradient is as large again.
+    Their gradient takes the same again.
     """
     device = Device(config, mesh)
     tokens = int(device.tokens(device.stacks[-1].sequence))
@@ -274,7 +275,7 @@ def logits_bytes(config: Config, mesh: Mapping[str, int]) -> int:
 
 
 def describe_logits(config: Config, mesh: Mapping[str, int], memory: float | None) -> str:
-    """Describe how many logits are held, and how many there would be without the chunks of `models.cross_entropy`.
+    """Return a text on the logits that are held, and on those that would be without `models.cross_entropy`'s chunks.
 
     Args:
         config: configuration with a known vocabulary.

@@ -1,9 +1,8 @@
 """One device's share of a layer: its matrix products and attention cores, and the program that computes them.
 
-A layer is four matrix products, with the attention core between the first two; where it attends to an encoder as well,
-there are three more and another core. At each of them the residual stream enters or leaves the tensor-parallel region
-(2205.05198, figure 5). A mixture's experts stand in the place of the last two products, next to those of the shared
-MLP.
+A layer has four matrix products, with the attention core between the first two; if it attends to an encoder as well,
+there are three more products and another core. At each of them the residual stream enters or leaves the tensor-parallel
+region (2205.05198, figure 5). A mixture's experts replace the last two products, which remain for a shared MLP.
 
 Shapes: B samples of a micro batch, S sequence, T = B S / context tokens of a device, D embed, N heads, K kv heads,
 H head dim, F mlp, E experts.
@@ -30,44 +29,46 @@ from megajax.planning.operations import WIDTH, Numbers, Work, gather_seconds, me
 
 @dataclass(frozen=True)
 class Trainer:
-    """Training program, by what matters for its time.
+    """Describe a training program by the facts that matter for its time.
 
-    `memory traffic` is bytes read and written in device memory.
+    `memory traffic` means bytes read and written in device memory.
     """
 
     name: str
     scans_layers: bool
-    """True if layers run in a `lax.scan` under `jax.checkpoint`, false if they run as in PyTorch.
+    """Whether layers run in a `lax.scan` under `jax.checkpoint`, and otherwise as in PyTorch.
 
-    In a scan, saved activations are copied into stacked arrays and out again, elementwise operations and fused
-    attention are repeated, the last product of a block never is. In PyTorch nothing is copied, and only what was asked
-    for is repeated, whole blocks in full recomputation.
+    In a scan, saved activations are copied into stacked arrays and out again; elementwise operations and fused
+    attention are repeated, but never the last product of a block. In PyTorch nothing is copied, and only configured
+    parts are repeated, or whole blocks in full recomputation.
     """
     shares_vocabulary: bool
-    """True if all pipeline stages compute embedding and head together; otherwise the first and the last do."""
+    """Whether all pipeline stages compute embedding and head together; otherwise the first and the last stage do."""
     hides_tensor: Literal["nothing", "backward", "all"]
     """Matrix products behind which the collectives over `tensor` run.
 
-    These are none; those of weight gradients, for which nothing waits; or all, in pieces.
+    They are none, those of weight gradients (for which nothing waits), or all, in pieces.
     """
     hides_neighbours: bool
-    """True if keys and values travel round `context`, and activations of an interleaved pipeline to the next stage,
-    beside the computation.
+    """Whether communication with neighbours runs beside the computation.
+
+    It sends keys and values round `context`, and activations of an interleaved pipeline to the next stage.
     """
     hides_data: bool
-    """True if gradients are reduced over `data` during the last backward passes, and weights gathered during the first
-    forwards.
+    """Whether communication over `data` runs beside the computation.
+
+    It reduces gradients during the last backward passes, and gathers weights during the first forward passes.
     """
     gradient_bytes: int
-    """Bytes of a gradient on its way over `data`."""
+    """Bytes of a gradient that is sent over `data`."""
     sum_bytes: int
-    """Memory traffic to add a weight's gradient of one microbatch to the sum; 0 = the matrix product does it."""
+    """Memory traffic of adding a weight's gradient for one microbatch to its sum; 0 = the matrix product adds it."""
     score_bytes: tuple[int, int]
-    """Memory traffic of one attention score, forward and backward, where attention is not fused."""
+    """Memory traffic of one attention score, forward and backward, if attention is not fused."""
     logit_bytes: int
     """Memory traffic of one logit, forward and backward, in head and loss."""
     fp8: bool = False
-    """True if matrix products of the blocks take fp8 numbers (published runs do; MegaJAX does not yet)."""
+    """Whether matrix products of the blocks use fp8 (published runs do; MegaJAX does not yet)."""
 
 
 MEGAJAX = Trainer(
@@ -82,8 +83,9 @@ MEGAJAX = Trainer(
     score_bytes=(20, 24),
     logit_bytes=24,
 )
-"""Trainer of this repository: to add a gradient is to read bf16 and to read and write fp32; scores and softmax are
-fp32.
+"""Trainer of this repository.
+
+To add a gradient, it reads bf16, and reads and writes fp32; scores and softmax are fp32.
 """
 
 MEGATRON = Trainer(
@@ -98,35 +100,36 @@ MEGATRON = Trainer(
     score_bytes=(8, 14),
     logit_bytes=48,
 )
-"""Trainer of Megatron-LM since core 0.8 with all its overlaps: fused gradient sums, 16-bit scores through a fused
-softmax.
+"""Trainer of Megatron-LM since core 0.8 with all its overlaps.
+
+Gradient sums are fused, and 16-bit scores go through a fused softmax.
 """
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One device's share of a layer and the way it is computed.
+    """Describe one device's share of a layer and the way in which it is computed.
 
-    Layouts with the same share have the same time for it.
+    Layouts with the same share take the same time for it.
     """
 
     model: ModelConfig
     gpu: Gpu
     trainer: Trainer
     samples: int
-    """Samples B of a micro batch."""
+    """Number of samples B in a micro batch."""
     sequence: int
-    """Tokens S of a sample."""
+    """Number of tokens S in a sample."""
     encoded: int
-    """Tokens of a sample of the encoder's output that the layer attends to; 0 = none."""
+    """Number of tokens per sample of the encoder's output to which the layer attends; 0 = none."""
     tokens: float
-    """Tokens T of a micro batch on this device."""
+    """Number of tokens T of a micro batch on this device."""
     encoded_tokens: float
-    """Tokens of the encoder's output for a micro batch on this device."""
+    """Number of tokens of the encoder's output for a micro batch on this device."""
     heads: float
-    """Query heads N of this device."""
+    """Number of query heads N on this device."""
     kv_heads: float
-    """Key/value heads K of this device."""
+    """Number of key/value heads K on this device."""
     stream: float
     """Bytes of the residual stream [T, D], uncut over `tensor`."""
     stream_ways: int
@@ -139,7 +142,7 @@ class Cut:
     whole_heads: bool
     remat: str | tuple[str, ...]
     kernel: str
-    """Kernel of the attention: "cudnn" is fused, others pass the scores through memory."""
+    """Kernel of the attention: "cudnn" is fused, and others pass the scores through memory."""
     numbers: Numbers
     """Numeric format of activations."""
     copied: float
@@ -147,7 +150,7 @@ class Cut:
 
     @classmethod
     def of(cls, config: Config, mesh: Mapping[str, int], gpu: Gpu, trainer: Trainer, stack: Stack) -> Cut:
-        """Return the share of a configuration with a known vocabulary on a mesh, in a layer of one of its stacks.
+        """Return the share in a layer of a stack, for a configuration with a known vocabulary on a mesh.
 
         Raises:
             InputError: layers differ in what they hold.
@@ -185,7 +188,7 @@ class Cut:
 
     @property
     def own_tokens(self) -> float:
-        """Return the tokens whose residual stream lies on this device."""
+        """Return the number of tokens whose residual stream lies on this device."""
         return self.tokens / self.stream_ways
 
     @property
@@ -195,7 +198,7 @@ class Cut:
 
     @property
     def products(self) -> Numbers:
-        """Return the numeric format that the blocks' matrix products take."""
+        """Return the numeric format of the blocks' matrix products."""
         return "fp8" if self.trainer.fp8 else self.numbers
 
     @property
@@ -205,7 +208,7 @@ class Cut:
 
     @property
     def held(self) -> float:
-        """Return the number of weights of the layer that this device computes with."""
+        """Return the number of weights of the layer with which this device computes."""
         return self.weights.on_device(self.tensor, self.expert, self.whole_heads)
 
     @property
@@ -216,16 +219,16 @@ class Cut:
         return () if self.remat == "full" else ACTIVATION_NAMES
 
     def repeats(self, makes: str) -> bool:
-        """Tell whether the backward pass computes an activation again: it needs it, and nothing has kept it."""
+        """Tell whether the backward pass computes an activation again, because it needs it and nothing has kept it."""
         return makes not in (*self.kept, LAST)
 
     @property
     def repeats_experts(self) -> bool:
-        """Tell whether the backward pass needs the output of a mixture, which is then computed once more."""
+        """Tell whether the backward pass needs a mixture's output, which is then computed once more."""
         return self.model.branch_norm and self.repeats("branch_output")
 
     def border(self, stream: float) -> float:
-        """Return the seconds of a gather or scatter of a residual stream of `stream` bytes over `tensor`."""
+        """Return the seconds to gather or scatter a residual stream of `stream` bytes over `tensor`."""
         return gather_seconds(self.gpu, stream, self.tensor, 1)
 
     def memory(self, size: float) -> Work:
@@ -234,11 +237,10 @@ class Cut:
 
 
 def _copied(config: Config, mesh: Mapping[str, int], stack: Stack) -> float:
-    """Return the bytes that are read and written to put a layer's activations into the stack of all layers, or to take
-    them out.
+    """Return the bytes that are read and written to copy a layer's activations into the stack of all layers, or back.
 
-    Only inputs and outputs of matrix products and attention kernels, which are the named activations, are copied; all
-    others are computed in their place. With stages, all of them go through the ring as well.
+    Only inputs and outputs of matrix products and attention kernels, which are the named activations, are copied;
+    others are computed in their places. With stages, all of them are copied through the ring as well.
     """
     saved = named = saved_per_layer(config, mesh, stack)
     if config.train.remat == "none":
@@ -251,12 +253,12 @@ LAST = "output"
 
 
 class Product(NamedTuple):
-    """Matrix product [rows, k] x [k, n] of the forward pass and the elementwise operations around it."""
+    """Describe a matrix product [rows, k] x [k, n] of the forward pass, and the elementwise operations around it."""
 
     makes: str
-    """Name of the activation that the product ends in."""
+    """Name of the activation in which the product ends."""
     enters: bool
-    """True if its input is gathered over `tensor`; otherwise its output is scattered."""
+    """Whether its input is gathered over `tensor`; otherwise its output is scattered."""
     k: float
     n: float
     traffic: float
@@ -264,26 +266,27 @@ class Product(NamedTuple):
     rows: float
     """Number of rows: T, or the tokens of the encoder."""
     whole: bool = False
-    """True if every device along `tensor` has the whole matrix (`parallel.whole_heads`)."""
+    """Whether every device along `tensor` has the whole matrix (`parallel.whole_heads`)."""
     encoded: bool = False
-    """True if its input is the encoder's output, which is gathered once for all layers."""
+    """Whether its input is the encoder's output, which is gathered once for all layers."""
 
 
 class Rows(NamedTuple):
-    """Rows of the three matrix products that a device computes for one of the model."""
+    """Count the rows of the three matrix products that a device computes for one product of the model."""
 
     forward: float
     of_input: float
-    """Rows of the product for the gradient of the input."""
+    """Number of rows in the product for the gradient of the input."""
     of_weights: float
-    """Rows of the product for the gradient of the weights."""
+    """Number of rows in the product for the gradient of the weights."""
 
 
 def rows_of(cut: Cut, product: Product) -> Rows:
     """Return the rows of a product: all of them, unless heads are whole and tokens are spread over `tensor`.
 
-    In that case queries, keys and values, and the gradient of attention's output, are computed for all tokens. The rest
-    is computed for each device's own tokens, so that the gradients of these weights are summed over `tensor`.
+    In that case queries, keys and values, and the gradient of attention's output, are computed for all tokens.
+    Everything else is computed for each device's own tokens, so that the gradients of these weights are summed over
+    `tensor`.
     """
     rows = product.rows
     if not (product.whole and cut.sequence_parallel):
@@ -325,13 +328,13 @@ def products(cut: Cut) -> tuple[Product, ...]:
 
 
 class Core(NamedTuple):
-    """Attention core on one device: scores of queries and keys, softmax, and weighted sum of the values."""
+    """Describe the attention core on one device: scores of queries and keys, softmax, and weighted sum of values."""
 
     scores: float
     keys: int
     """Number of keys of a query."""
     bias: float
-    """FLOPs of the bias of every distance (T5), which is a product with one-hot rows."""
+    """FLOPs of the bias by distance (T5), which is a product with one-hot rows."""
 
 
 def cores(cut: Cut) -> tuple[Core, ...]:
@@ -343,18 +346,18 @@ def cores(cut: Cut) -> tuple[Core, ...]:
 
 
 class Experts(NamedTuple):
-    """Experts of a mixture on one device, for a microbatch whose load is balanced."""
+    """Describe the experts of a mixture on one device, for a microbatch with a balanced load."""
 
     number: float
     """Number of experts."""
     blocks: int
-    """Number of blocks that each of them works through."""
+    """Number of blocks that each expert works through."""
     rows: int
-    """Rows R of a block."""
+    """Number of rows R in a block."""
     units: float
-    """Hidden units of an expert on this device."""
+    """Number of hidden units of an expert on this device."""
     tokens: float
-    """Tokens that the experts see: those of all devices along `expert`."""
+    """Number of tokens that the experts see, which are on all devices along `expert`."""
 
     @property
     def matrices(self) -> float:
@@ -363,7 +366,7 @@ class Experts(NamedTuple):
 
 
 def experts(cut: Cut) -> Experts | None:
-    """Return the experts of a layer, or None if the model is no mixture."""
+    """Return the experts of a layer, or None if the model is not a mixture."""
     model, tokens = cut.model, cut.tokens * cut.expert
     if not model.experts:
         return None

@@ -1,7 +1,7 @@
-"""The collectives of a step that one parameter causes.
+"""Collectives of a step that a single parameter causes.
 
-Bytes are of whole tensors, as in `planning.collectives`. Counts are of one device; a pipeline's devices send in the
-ticks in which it fills and drains as well.
+Bytes are those of whole tensors, as in `planning.collectives`. Counts are those of one device; a pipeline's devices
+also send in the ticks in which it fills and drains.
 
 Letters: T tokens of a micro batch on a device, D embed; P stages, v chunks per stage, M microbatches, L layers.
 """
@@ -23,7 +23,7 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class Cause:
-    """Collective that a parameter causes."""
+    """Describe a collective that a parameter causes."""
 
     what: str
     op: str
@@ -48,7 +48,7 @@ def causes(
         rules: sharding rules of its dimensions.
 
     Raises:
-        InputError: it is one of layers that differ in what they hold.
+        InputError: the parameter belongs to layers that differ in what they hold.
     """
     device, layered = Device(config, mesh), "layers" in (rule.logical for rule in rules)
     of_weights = _in_a_layer(device, name, shape, rules) if layered else _outside(device, name, shape, rules)
@@ -97,7 +97,7 @@ def _outside(device: Device, name: str, shape: tuple[int, ...], rules: tuple[Rul
     if name == "transform" and device.config.parallel.sequence_parallel:
         sending.append(replace(summed, axis="tensor"))
     gradient = Cause("gradient of a microbatch", "all-reduce", "fsdp", uses * count, size)
-    if name in ("encoder_bias", "decoder_bias"):  # [R, N]: what is summed are the biases [N, S, S] of the layers
+    if name in ("encoder_bias", "decoder_bias"):  # [R, N], but the layers' biases [N, S, S] are summed
         stack = _stack(device, name)
         biases = FP32 * numbers / shape[0] * stack.sequence**2
         gradient = Cause("gradient in a layer", "all-reduce", "fsdp", _layer_runs(device, stack), biases)
@@ -116,7 +116,7 @@ def _once(device: Device, held: float, rules: tuple[Rule, ...]) -> list[Cause]:
         return [gradient]
     weight = Cause("weight, for the next step", "all-gather", "data", 1, device.width * held)
     sending = [replace(gradient, op="reduce-scatter"), weight]
-    if device.mesh["fsdp"] > 1:  # at rest `data` cuts before `fsdp` does: pieces change hands over both
+    if device.mesh["fsdp"] > 1:  # at rest `data` cuts before `fsdp`: devices exchange pieces over both
         piece = (FP32 + device.width) * held / device.mesh["data"]
         sending.append(Cause("gradient and weight, put in order", "collective-permute", "data", 1, piece))
     return sending
@@ -125,7 +125,7 @@ def _once(device: Device, held: float, rules: tuple[Rule, ...]) -> list[Cause]:
 def _of_activations(device: Device, name: str) -> Iterator[Cause]:
     """Yield the collectives of the residual stream [T, D], which enters and leaves matrices and tables over `tensor`.
 
-    See 2205.05198, figure 5.
+    The source is 2205.05198, figure 5.
     """
     model, spread = device.config.model, device.config.parallel.sequence_parallel
     stack, count = _stack(device, name), device.microbatches
@@ -190,7 +190,7 @@ def _in_and_out(device: Device, stack: Stack, matrix: str) -> Iterator[Cause]:
 
 
 def _keys(device: Device, stack: Stack) -> Iterator[Cause]:
-    """Yield the collectives of keys and values of the tokens of other devices along `context`."""
+    """Yield the collectives of keys and values from other devices along `context`."""
     runs = _layer_runs(device, stack)
     keys = 2 * device.width * device.tokens(stack.sequence) * device.kv_heads * device.config.model.head_size
     hops, whole = (device.mesh["context"] - 1) * runs, keys * device.mesh["context"]
@@ -203,7 +203,7 @@ def _keys(device: Device, stack: Stack) -> Iterator[Cause]:
 
 
 def _stack(device: Device, name: str) -> Stack:
-    """Return the stack of a parameter; parameters outside of stacks count to the last."""
+    """Return the stack of a parameter; parameters outside of stacks count as the last one's."""
     return device.stacks[0 if name.startswith("encoder_") else -1]
 
 
@@ -212,6 +212,6 @@ def _at_rest(rules: tuple[Rule, ...]) -> set[str]:
 
 
 def _layer_runs(device: Device, stack: Stack) -> int:
-    """Count the layers that a device runs forward in a step, (L / P v) (v M + P - 1); it runs as many backward."""
+    """Return the number of layers that a device runs forward in a step, (L / P v) (v M + P - 1), and backward."""
     stages, chunks = device.mesh["pipe"], device.config.parallel.chunks
     return stack.layers // (stages * chunks) * (chunks * device.microbatches + stages - 1)

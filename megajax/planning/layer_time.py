@@ -1,9 +1,9 @@
 """Time of one layer, and of embedding, head and loss, for one microbatch on one device.
 
-At every matrix product of a layer the residual stream enters or leaves the tensor-parallel region: one all-gather or
-reduce-scatter over `tensor` (2205.05198, figure 5), or half an all-reduce, which is as much, without sequence
-parallelism. With `parallel.whole_heads` no activation is summed around the attention: its input is gathered and its
-output cut. The experts of a mixture are computed again in the backward pass under every `train.remat`.
+At every matrix product of a layer the residual stream enters or leaves the tensor-parallel region by one all-gather or
+reduce-scatter over `tensor` (2205.05198, figure 5), or, without sequence parallelism, by half an all-reduce, which
+takes as long. With `parallel.whole_heads` no activation is summed around the attention: its input is gathered and its
+output is cut. The experts of a mixture are computed again in the backward pass under every `train.remat`.
 
 Shapes: T tokens of a micro batch on a device, D embed, F mlp, V padded vocabulary, R rows of an expert's block.
 """
@@ -30,30 +30,30 @@ from megajax.planning.operations import (
 KERNELS = 3
 """Number of elementwise kernels around a matrix product, forward."""
 BACKWARD_TRAFFIC = 1.5
-"""Memory traffic of an elementwise operation's backward over that of its forward."""
+"""Memory traffic of an elementwise operation's backward pass, relative to its forward pass."""
 BACKWARD_ATTENTION = 2.5
-"""FLOPs of fused attention's backward over those of its forward: five products for two (2205.14135)."""
+"""FLOPs of fused attention's backward pass relative to its forward pass: five products against two (2205.14135)."""
 
 
 @cache
 def layer_work(cut: Cut) -> tuple[Work, Work]:
-    """Return forward and backward of one layer and microbatch."""
+    """Return the forward and backward work of one layer and microbatch."""
     trainer, gpu = cut.trainer, cut.gpu
     core, core_back = (
         total(_forward_core(cut, c) for c in cores(cut)),
         total(_backward_core(cut, c) for c in cores(cut)),
     )
     mixture, mixture_back = _mixture(cut)
-    sums = trainer.sum_bytes / cut.fsdp + (4 if trainer.fp8 else 0)  # a cast reads 16 bits and writes 8, twice
+    sums = trainer.sum_bytes / cut.fsdp + (4 if trainer.fp8 else 0)  # a cast reads 16 bits and writes 8, done twice
     forward = total(_forward(cut, product) for product in products(cut)) + core + cut.memory(cut.copied) + mixture
     backward = total(_backward(cut, product) for product in products(cut)) + core_back + _repeated(cut) + mixture_back
     backward += cut.memory(cut.copied + sums * cut.held)
     width, inner = WIDTH[cut.numbers], cut.tensor * cut.context
     gather = gather_seconds(gpu, width * cut.held, cut.fsdp, inner * cut.expert)
-    # Every microbatch's gradient is summed over `context` and, of what all experts share, over `expert`; Megatron-LM
-    # counts these shards as replicas.
+    # The gradient of every microbatch is summed over `context` and, for weights that all experts share, over `expert`;
+    # Megatron-LM counts these shards as replicas.
     shared = cut.weights.replicated_over_expert(cut.tensor, cut.whole_heads)
-    part = width / cut.fsdp  # what is left after the scatter over `fsdp`
+    part = width / cut.fsdp  # the part that is left after the scatter over `fsdp`
     over_context = 2 * gather_seconds(gpu, part * cut.held, cut.context, cut.tensor) if trainer.scans_layers else 0
     over_expert = 2 * gather_seconds(gpu, part * shared, cut.expert, inner) if trainer.scans_layers else 0
     keys = 2 * width * cut.samples * cut.sequence * cut.kv_heads * cut.model.head_size
@@ -88,7 +88,7 @@ def _forward(cut: Cut, product: Product) -> Work:
 def _backward(cut: Cut, product: Product) -> Work:
     """Return the work of a product's two gradients.
 
-    The gradient of the input needs all of the output's gradient; while that of the weights is computed, nothing waits.
+    The gradient of the input needs the whole gradient of the output; nothing waits for the gradient of the weights.
     """
     rows, k, n = rows_of(cut, product), product.k, product.n
     dx = matmul_seconds(cut.gpu, rows.of_input, n, k, cut.products)
@@ -99,7 +99,7 @@ def _backward(cut: Cut, product: Product) -> Work:
         summed = 2 * cut.border(WIDTH[cut.numbers] * k * n) if cut.sequence_parallel else 0  # gradient of the weights
         tensor = summed + (0 if product.enters or not cut.sequence_parallel else border)
     elif product.enters:
-        # The input, for the gradient of the weights.
+        # The input is gathered for the gradient of the weights.
         again = border if cut.sequence_parallel and not product.encoded else 0
         tensor = beside(border, 0 if hides == "nothing" else dw, piece) + beside(again, dx)
     else:
@@ -125,7 +125,7 @@ def _forward_core(cut: Cut, core: Core) -> Work:
 
 
 def _scores(cut: Cut, core: Core) -> Work:
-    """Return the work of scores and softmax. A batched product fills the GPU as one large one does."""
+    """Return the work of scores and softmax; a batched product fills the GPU like one large product."""
     scores, width = core.scores, cut.model.head_size
     product = matmul_seconds(cut.gpu, scores / core.keys, width, core.keys, cut.numbers)
     return Work(matmul=product, flops=2 * scores * width + core.bias) + cut.memory(cut.trainer.score_bytes[0] * scores)
@@ -166,8 +166,9 @@ def _repeated(cut: Cut) -> Work:
 def _mixture(cut: Cut) -> tuple[Work, Work]:
     """Return the work of router and experts, forward and backward, their repeated forward included.
 
-    Inputs of a device's experts are gathered over `tensor` and `expert`, their outputs scattered, and nothing hides it;
-    the backward pass gathers both inputs and gradients of outputs (see `parallel.experts`). Sums over blocks are fp32.
+    Inputs of a device's experts are gathered over `tensor` and `expert` and their outputs scattered, which nothing
+    hides; the backward pass gathers both inputs and gradients of outputs (see `parallel.experts`). Sums over blocks are
+    fp32.
     """
     found = experts(cut)
     if found is None:
@@ -178,9 +179,9 @@ def _mixture(cut: Cut) -> tuple[Work, Work]:
     first, second = matmul(R, D, gates * F), matmul(R, F, D)
     flops = 2 * blocks * R * D * F
     router = 2 * cut.own_tokens * D * model.experts
-    rows = blocks * R * (2 * width * D + 8 * D)  # taken out, and added to the sums
+    rows = blocks * R * (2 * width * D + 8 * D)  # rows are taken out, and added to the sums
     active = blocks * R * width * (gates + 1) * F
-    sums = 8 * found.tokens * D  # begun with zeros and cast
+    sums = 8 * found.tokens * D  # sums start from zeros and are cast
     matrices = (cut.trainer.sum_bytes or 10) * blocks * (gates + 1) * D * F
     tensor = cut.border(cut.stream)
     expert = gather_seconds(gpu, cut.expert * cut.stream, cut.expert, cut.tensor * cut.context)
@@ -195,7 +196,7 @@ def _mixture(cut: Cut) -> tuple[Work, Work]:
     launches = Work(memory=KERNELS * LAUNCH * blocks)
     outputs = launches + cut.memory(5 * cut.residual + rows + active + sums)
     backward += launches * 2 + cut.memory(7 * cut.residual + 2 * (rows + active + sums) + matrices)
-    if cut.repeats_experts:  # from inputs that are gathered in any case
+    if cut.repeats_experts:  # its inputs are gathered in any case
         backward += outputs + Work(matmul=first + second, tensor=tensor, expert=expert, flops=(gates + 1) * flops)
     return forward + outputs, backward
 
@@ -213,19 +214,19 @@ def vocabulary_work(cut: Cut, stages: int, stride: int) -> Work:
     V = cut.model.padded_vocab_size / (cut.tensor * stages)
     shapes = ((cut.tokens, D, V), (cut.tokens, V, D), (D, cut.tokens, V))
     matmul = sum(matmul_seconds(gpu, m, k, n, cut.numbers) for m, k, n in shapes)
-    # All tables are gathered over `fsdp` as they are computed with, and their gradients scattered in fp32.
+    # All tables are gathered over `fsdp` in the compute dtype, and their gradients scattered in fp32.
     inner = cut.tensor * cut.context
     table = gather_seconds(gpu, 4 * V * D, cut.fsdp, inner * cut.expert)
     uses = lookups(cut.model) + 1
     shards = uses * 2 * gather_seconds(gpu, 4 * V * D, cut.expert, inner)  # gradients, summed
     transform = matmul_seconds(gpu, cut.own_tokens, D, D, cut.numbers) * model_class(cut.model).head_transform
-    encoded = cut.stream * cut.encoded / cut.sequence  # of T5's encoder, looked up as well
+    encoded = cut.stream * cut.encoded / cut.sequence  # T5's encoder input, looked up as well
     work = Work(
         matmul=matmul + 3 * transform,
         tensor=4 * cut.border(cut.stream) + 3 * cut.border(encoded),
         fsdp=beside(uses * (WIDTH[cut.numbers] / 4 + 1) * table, matmul),
         expert=beside(shards, matmul),
-        # All-reduces: what is looked up, its gradient, what the head starts from, and the gradient of that.
+        # All-reduces: embeddings, their gradient, the input of the head, and its gradient.
         pipe=4 * 2 * gather_seconds(gpu, cut.residual, stages, stride),
         flops=6 * cut.tokens * D * V + _small_products(cut),
     )
@@ -235,8 +236,8 @@ def vocabulary_work(cut: Cut, stages: int, stride: int) -> Work:
 def _small_products(cut: Cut) -> float:
     """Return the FLOPs, forward and backward, of all products besides embedding, layers and output matrix.
 
-    They are few: a transform of every token (BERT), the pooler and the two classes of a pair's first token, token types
-    as a product with one-hot rows, which need no gradient, and the gradient of T5's bias of distances, of all layers at
+    They are few: BERT's transform of every token, its pooler and two classes for a pair's first token, token types as a
+    product with one-hot rows, which need no gradient, and the gradient of T5's bias by distance, for all layers at
     once.
     """
     model, D = cut.model, cut.model.hidden_size

@@ -1,8 +1,8 @@
-"""Memory of Megatron-LM for the same model on the same mesh, in the way in which published figures measure it.
+"""Memory of Megatron-LM for the same model on the same mesh, measured as in published figures.
 
 It differs from this implementation (`costs.memory`) in the bytes of a parameter, in the activations that a layer saves
-(2205.05198, section 4), in the number in flight, and in its stages: the first holds the embedding and the last the
-output matrix, with all logits of a microbatch at once. Peaks are those of the allocator
+(2205.05198, section 4), in the number of microbatches in flight, and in its stages: the first holds the embedding, and
+the last holds the output matrix with all logits of a microbatch at once. Peaks are those of the allocator
 (`torch.cuda.max_memory_allocated`).
 
 Shapes: T tokens of a micro batch on a device, D embed, N heads, K kv heads, H head dim, F mlp, S sequence, V padded
@@ -35,7 +35,7 @@ Norms, row-parallel biases and positions are whole on every tensor rank.
 
 
 FIRST = {"word_embedding", "position_embedding", "token_type_embedding", "embedding_norm"}
-"""Parameters of the first stage, by the first word of their names."""
+"""First words in the names of the parameters on the first stage."""
 LAST = {"final_norm", "transform", "transform_bias", "transform_norm", "head_bias"}
 LAST |= {"pooler", "pooler_bias", "pair_head", "pair_bias"}
 """Parameters of the last stage, without the output matrix, by the first word of their names."""
@@ -43,21 +43,21 @@ LAST |= {"pooler", "pooler_bias", "pair_head", "pair_bias"}
 
 @dataclass(frozen=True)
 class Practice:
-    """Bytes by which Megatron-LM's relatives differ from it; the defaults are its own, in bf16 or fp16."""
+    """Hold the bytes by which Megatron-LM's relatives differ from it; the defaults are its own, in bf16 or fp16."""
 
     gradients: int = 4
     """Bytes of a parameter's gradient, an fp32 sum."""
     moments: int = 8
-    """Bytes of a parameter's moments, next to 4 for the master weights.
+    """Bytes of a parameter's moments, besides 4 for the master weights.
 
     The distributed optimizer (ZeRO-1) splits both over `data`.
     """
     logits: int = 6
-    """Bytes of a logit: 16 bits from the matrix product, and fp32, in which the softmax is computed in place."""
+    """Bytes of a logit: 16 bits from the matrix product, and fp32 for the softmax, which is computed in place."""
     swiglu: int = 6
-    """Bytes of a hidden unit of a gated MLP: both inputs, and the product, which is fused."""
+    """Bytes of a hidden unit of a gated MLP: both inputs, and their fused product."""
     keeps_gathered: bool = False
-    """True if matrix products keep their inputs as sequence parallelism gathers them; else they gather them again."""
+    """Whether matrix products keep the inputs that sequence parallelism gathers, instead of gathering them again."""
 
 
 MEGATRON_LM = Practice()
@@ -70,7 +70,7 @@ def megatron_memory(
 
     A parameter takes 18 bytes, with `parallel.zero` (the distributed optimizer) 6 + 12 / data. `train.remat` is
     Megatron-LM's recomputation granularity. Attention is flash attention unless `train.attention` is "xla". `fsdp` cuts
-    all bytes of a parameter; the layers gathered at a time are left out.
+    all bytes of a parameter; layers that are gathered for a moment are not counted.
 
     Args:
         config: configuration with a known vocabulary.
@@ -96,7 +96,7 @@ def megatron_memory(
 
 
 def check_like_megatron(config: Config) -> None:
-    """Refuse models and layouts for which Megatron-LM's accounting is not written here.
+    """Refuse models and layouts that the accounting of Megatron-LM here does not cover.
 
     Raises:
         InputError: there is no accounting; the message names the kind of model or the key.
@@ -117,14 +117,14 @@ def check_like_megatron(config: Config) -> None:
 def heaviest_stage(config: Config, mesh: Mapping[str, int], practice: Practice = MEGATRON_LM) -> StageMemory:
     """Return the memory of the fullest device.
 
-    It is on the first stage, which has most in flight, or on the last, which has the logits.
+    It is on the first stage, which has most microbatches in flight, or on the last, which has the logits.
     """
     stages = (megatron_memory(config, mesh, stage, practice) for stage in {0, mesh["pipe"] - 1})
     return max(stages, key=lambda memory: memory.total)
 
 
 def stage_parameters(config: Config, mesh: Mapping[str, int], stage: int) -> float:
-    """Count the parameters on one device of a stage. A tied embedding is on the first stage and on the last."""
+    """Return the number of parameters on one device of a stage; a tied embedding is on the first and the last."""
     model, padding = config.model, 128 * mesh["tensor"]
     if model.vocab_size is None:
         raise InputError("model.vocab_size is not known: set it, or give a tokenizer")
@@ -132,7 +132,7 @@ def stage_parameters(config: Config, mesh: Mapping[str, int], stage: int) -> flo
     kinds = {"blocks"}
     kinds |= FIRST if stage == 0 else set()
     kinds |= LAST | {"word_embedding" if model.tied_head else "head"} if stage == mesh["pipe"] - 1 else set()
-    most = -(-model.num_layers // mesh["pipe"]) * mesh["pipe"] / model.num_layers  # where they do not divide
+    most = -(-model.num_layers // mesh["pipe"]) * mesh["pipe"] / model.num_layers  # if layers do not divide
     total = 0.0
     for leaf in model_leaves(model):
         if leaf.name.split(".")[0] in kinds:
@@ -143,11 +143,10 @@ def stage_parameters(config: Config, mesh: Mapping[str, int], stage: int) -> flo
 
 
 def layers_in_flight(config: Config, mesh: Mapping[str, int], stage: int) -> int:
-    """Return the largest number of layers x microbatches whose activations wait for their backward in Megatron-LM's
-    1F1B.
+    """Return the largest number of layers x microbatches in flight in Megatron-LM's 1F1B.
 
-    The schedule is interleaved or not. With v chunks the first stage holds (1 + (P - 1) / P v) L of them (2205.05198,
-    section 4.2.3), if M is large enough.
+    Their activations wait for the backward pass. The schedule may be interleaved: with v chunks the first stage holds
+    (1 + (P - 1) / P v) L of them (2205.05198, section 4.2.3), if M is large enough.
     """
     stages, chunks, microbatches = mesh["pipe"], config.parallel.chunks, Device(config, mesh).microbatches
     layers = -(-config.model.num_layers // (stages * chunks))
@@ -157,7 +156,7 @@ def layers_in_flight(config: Config, mesh: Mapping[str, int], stage: int) -> int
 
 
 def layer_activations(config: Config, mesh: Mapping[str, int], practice: Practice = MEGATRON_LM) -> float:
-    """Return the bytes that one layer and microbatch keep for the backward pass (2205.05198, table 2)."""
+    """Return the bytes that one layer keeps per microbatch for the backward pass (2205.05198, table 2)."""
     device, remat = Device(config, mesh), config.train.remat
     if remat not in ("none", "selective", "full"):
         raise InputError("train.remat names activations, Megatron-LM cannot: choose none, selective or full")
@@ -170,11 +169,11 @@ def _outside_core(device: Device, practice: Practice) -> float:
     """Return the bytes that a layer keeps outside the attention core."""
     model = device.config.model
     q, k = model.num_heads * model.head_size, model.kv_heads * model.head_size
-    dropout = 2 * (model.hidden_dropout > 0)  # masks of a byte, after attention and MLP
-    norms, inputs = 4 * model.hidden_size, 4 * model.hidden_size  # what both norms start from, and what they give
+    dropout = 2 * (model.hidden_dropout > 0)  # masks of one byte, after attention and MLP
+    norms, inputs = 4 * model.hidden_size, 4 * model.hidden_size  # inputs and outputs of both norms
     ways = device.stream_ways
     stream = norms / ways + inputs / (1 if practice.keeps_gathered else ways) + dropout * model.hidden_size / ways
-    grouped = 2 * q * (k < q)  # the queries once more, contiguous; next to one another they need no copy
+    grouped = 2 * q * (k < q)  # a contiguous copy of the queries, if they are not adjacent
     mlp = (practice.swiglu if model.gated else 4) * model.ffn_size
     inside = 2 * (q + 2 * k) + grouped + 2 * q + mlp
     return _tokens(device) * (stream + inside / device.mesh["tensor"])
@@ -183,8 +182,8 @@ def _outside_core(device: Device, practice: Practice) -> float:
 def _core(device: Device) -> float:
     """Return the bytes that the attention core keeps.
 
-    These are the softmax of the scores, 16 bits each, and if there is dropout its mask and result; none in flash
-    attention.
+    They are the softmax of the scores, 16 bits each, and if there is dropout its mask and result; flash attention keeps
+    none.
     """
     if device.config.train.attention != "xla":
         return 0

@@ -1,10 +1,10 @@
 """Bytes that a step sends over every mesh axis in every loop, in closed form.
 
-`planning.collectives` reads the same from a compiled program.
+`planning.collectives` reads the same bytes from a compiled program.
 
-Bytes are counted as there, namely those of whole tensors in which every device takes part: the result of an all-gather,
-the operand of a reduce-scatter, and an all-reduce once. A pipeline's devices compute and send in the ticks in which it
-fills and drains as well, if all of them run one program.
+Both count the bytes of whole tensors in which every device takes part: the result of an all-gather, the operand of a
+reduce-scatter, and an all-reduce once. If all devices of a pipeline run one program, they also compute and send in the
+ticks in which it fills and drains.
 
 Letters: T tokens of a micro batch on a device, D embed; P stages, v chunks per stage, M microbatches, L layers.
 """
@@ -28,23 +28,23 @@ from megajax.planning.roofline import StepTime, cuts_of, weights_in_step
 
 @dataclass(frozen=True)
 class Sent:
-    """Communication of one device over one mesh axis in a step."""
+    """Describe the communication of one device over one mesh axis in a step."""
 
     places: Mapping[Place, float]
     """Bytes of whole tensors by the loop that sends them."""
     seconds: float
-    """Seconds of the communication that no work hides."""
+    """Seconds of communication that no work hides."""
     wire: Literal["NVLink", "network"]
-    """Slowest wire that a group of devices needs."""
+    """Slowest link that a group of devices needs."""
 
     @property
     def bytes(self) -> float:
-        """Return the size of the whole tensors, in all loops."""
+        """Return the bytes of the whole tensors in all loops."""
         return sum(self.places.values())
 
 
 Sizes = Mapping[tuple[str, Place], float]
-"""Bytes over every mesh axis in every loop; pairs that are missing send nothing."""
+"""Bytes over every mesh axis in every loop; missing pairs send nothing."""
 
 
 def traffic_by_axis(
@@ -55,9 +55,9 @@ def traffic_by_axis(
     Args:
         config: configuration with a known vocabulary.
         mesh: size of every axis.
-        gpu: GPU of which `link_domain` share NVLink.
+        gpu: type of GPU, of which `link_domain` share NVLink.
         trainer: training program.
-        time: time of its step.
+        time: predicted time of a step.
     """
     device = Device(config, mesh)
     sizes = _sizes(device, cuts_of(config, mesh, gpu, trainer))
@@ -75,18 +75,18 @@ def traffic_by_axis(
 def _sizes(device: Device, cuts: Sequence[Cut]) -> Sizes:
     cut, trainer, parallel, mesh = cuts[-1], cuts[-1].trainer, device.config.parallel, device.mesh
     stages, chunks, count = mesh["pipe"], parallel.chunks, device.microbatches
-    idle = (stages - 1) / chunks if trainer.scans_layers else 0  # of a microbatch, in each direction
+    idle = (stages - 1) / chunks if trainer.scans_layers else 0  # idle ticks in microbatches, in each direction
     layers = [stack.layers for stack in device.stacks[:-1]] + [device.layers]
     held = weights_in_step(device, trainer)
     over_data = trainer.gradient_bytes + (WIDTH[cut.numbers] if parallel.zero else 0)
-    # At rest `data` cuts before `fsdp` does: pieces of gradients and weights change hands over both.
+    # At rest `data` cuts before `fsdp`: devices exchange pieces of gradients and weights over both.
     swaps = parallel.zero and mesh["fsdp"] > 1 and trainer.scans_layers
     swapped = over_data * held / mesh["data"] if swaps else 0
     sums = 4 + lookups_again(device.config.model, stages) * trainer.scans_layers
     vocabulary = sums * count if trainer.shares_vocabulary and stages > 1 else 0
     passed = 2 * (count * chunks + (stages - 1) * trainer.scans_layers)
     if trainer.scans_layers and (stages, chunks) == (2, 1):
-        passed -= 1  # a single tick of cool-down is no loop, and XLA sees that nobody needs the gradient it passes on
+        passed -= 1  # a single tick of cool-down is not a loop, and XLA removes its unused gradient
     once: Sizes = {
         ("pipe", "each microbatch"): (passed + vocabulary) * cut.residual,
         ("data", "each step"): over_data * held + swapped,
@@ -97,7 +97,7 @@ def _sizes(device: Device, cuts: Sequence[Cut]) -> Sizes:
 
 
 def _total(parts: Iterable[tuple[float, Sizes]]) -> Sizes:
-    """Add up sizes, each multiplied by its number of times."""
+    """Return the sum of sizes, each multiplied by its number of times."""
     total: defaultdict[tuple[str, Place], float] = defaultdict(float)
     for times, sizes in parts:
         for where, size in sizes.items():
@@ -106,11 +106,11 @@ def _total(parts: Iterable[tuple[float, Sizes]]) -> Sizes:
 
 
 def _of_layer(cut: Cut) -> Sizes:
-    """Count the bytes that one layer sends for one microbatch."""
+    """Return the bytes that one layer sends for one microbatch."""
     model, width, scans = cut.model, WIDTH[cut.numbers], cut.trainer.scans_layers
     weights = width * cut.held
     keys = 2 * width * cut.samples * cut.sequence * cut.kv_heads * model.head_size
-    # Gathered forward and backward and their gradients scattered, or round a ring: forward, backward, gradients.
+    # Keys and values are gathered forward and backward and their gradients scattered, or all go round a ring.
     travelling = keys * ((cut.context - 1) / cut.context if cut.kernel == "ring" or not scans else 1)
     shared = width * cut.weights.replicated_over_expert(cut.tensor, cut.whole_heads)
     entering, returning = _borders(cut)
@@ -122,13 +122,13 @@ def _of_layer(cut: Cut) -> Sizes:
         "expert": shared / cut.fsdp * scans,
     }
     if model.positions == "relative" and scans:
-        # The bias [N, S, S] has no samples: its gradient is summed over all that have some, before it meets the table.
+        # The bias [N, S, S] has no samples: its gradient is summed over all axes that cut samples, before the table's.
         backward["fsdp"] += 4 * cut.heads * cut.sequence**2
     if model.experts:
-        # Inputs gathered twice and their cotangents once, outputs scattered and gradients too; so are the numbers of
-        # the chosen experts, and their shares, of which alone there is a gradient.
+        # Inputs are gathered twice and their cotangents once; outputs and gradients are scattered. The numbers of the
+        # chosen experts are treated so, too, and their shares, of which alone there is a gradient.
         chosen = 4 * cut.tokens * model.experts_per_token
-        again = cut.stream * cut.repeats_experts  # outputs, scattered once more
+        again = cut.stream * cut.repeats_experts  # outputs are scattered once more
         both_ways = (
             (forward, 2 * (cut.stream + chosen), cut.stream),
             (backward, 3 * (cut.stream + chosen) + again, cut.stream + again),
@@ -145,20 +145,20 @@ def _of_layer(cut: Cut) -> Sizes:
 def _borders(cut: Cut) -> tuple[float, float]:
     """Return the bytes of gathers and scatters of the residual stream around a layer's products.
 
-    Without sequence parallelism they are all-reduces.
+    Without sequence parallelism these are all-reduces.
 
-    The input of a product is gathered forward and, for the gradient of the weights, backward, where its own gradient is
-    scattered; an output is scattered forward and its gradient gathered. Around whole heads no activation is summed. The
-    encoder's output is gathered once for all layers (see `_of_microbatch`).
+    The input of a product is gathered in the forward pass and, for the gradient of the weights, in the backward pass,
+    where its own gradient is scattered; an output is scattered forward and its gradient is gathered. Around whole heads
+    no activation is summed. The encoder's output is gathered once for all layers (see `_of_microbatch`).
 
     Returns:
-        Bytes forward and backward.
+        The bytes of the forward and of the backward pass.
     """
     forward = backward = 0.0
     spread = int(cut.sequence_parallel)
     for product in products(cut):
         stream = cut.stream * product.rows / cut.tokens
-        if product.whole:  # the input is gathered, or the output's gradient; and the gradient of the weights summed
+        if product.whole:  # input or output's gradient is gathered, weights' gradient summed
             forward += spread * product.enters * stream
             backward += spread * (not product.enters) * stream
             backward += spread * WIDTH[cut.numbers] * product.k * product.n / cut.fsdp
@@ -173,7 +173,7 @@ def _borders(cut: Cut) -> tuple[float, float]:
 
 
 def _of_microbatch(device: Device, cuts: Sequence[Cut]) -> Sizes:
-    """Count the bytes that embedding and head send for one microbatch.
+    """Return the bytes that embedding and head send for one microbatch.
 
     On a single stage a tied table is gathered once for all its uses.
     """
@@ -184,7 +184,7 @@ def _of_microbatch(device: Device, cuts: Sequence[Cut]) -> Sizes:
     gathers = 2 - model.tied_head if stages == 1 and scans else uses
     again = lookups_again(model, stages) * scans
     tables = (width * (gathers + again) + 4 * uses) * table + (width * (1 + again) + 4) * positions
-    streams = sum(cut.stream for cut in cuts) + cut.stream  # looked up, and the head's
+    streams = sum(cut.stream for cut in cuts) + cut.stream  # lookups, and the head's input
     memory = sum(cut.stream for cut in cuts[:-1])
     return {
         ("tensor", "each microbatch"): ((2 * streams + memory) if cut.sequence_parallel else streams)
@@ -194,9 +194,9 @@ def _of_microbatch(device: Device, cuts: Sequence[Cut]) -> Sizes:
 
 
 def _of_sums(device: Device, cut: Cut) -> tuple[float, Sizes]:
-    """Return how often a step sums gradients of embedding and head that are only summed, and their bytes.
+    """Return how often a step sums those gradients of embedding and head that are not scattered, and their bytes.
 
-    On a single stage these gradients add up over the microbatches and are summed once a step.
+    On a single stage these gradients are added up over the microbatches and summed over devices once a step.
     """
     model, mesh, single, scans = device.config.model, device.mesh, device.mesh["pipe"] == 1, cut.trainer.scans_layers
     table, positions = _tables(device, cut)
@@ -212,7 +212,7 @@ def _of_sums(device: Device, cut: Cut) -> tuple[float, Sizes]:
 
 
 def _tables(device: Device, cut: Cut) -> tuple[float, float]:
-    """Return how many numbers of the word and of the position embedding a device computes with."""
+    """Return the numbers of elements of the word and of the position embedding with which a device computes."""
     model = device.config.model
     words = model.padded_vocab_size / (cut.tensor * (device.mesh["pipe"] if cut.trainer.shares_vocabulary else 1))
     places = model.position_rows if model.positions == "learned" else 0
