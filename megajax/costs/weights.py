@@ -98,10 +98,10 @@ class LayerWeights(NamedTuple):
 
 
 def require_one_kind(model: ModelConfig) -> None:
-    """Refuse a model whose layers differ in what they hold, as costs are those of one layer, times their number.
+    """Refuse a model whose layers differ in what they hold, because costs are those of one layer times their number.
 
     Raises:
-        InputError: names the key.
+        InputError: the layers differ; the message names the key.
     """
     if model.dense_layers:
         raise InputError(

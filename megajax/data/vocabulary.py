@@ -26,7 +26,7 @@ _AT_START, _WITH_A_BATCH = 1 << 29, 1 << 24
 
 
 class TokenFile(Protocol):
-    """Give what is needed here of an open pair of token files (`megajax.data.indexed.IndexedDataset`)."""
+    """Describe the parts of an open pair of token files that are used here (see `data.indexed.IndexedDataset`)."""
 
     bin_path: Path
     total: int

@@ -48,7 +48,7 @@ def encode_prompts(model: T5, prompts: jax.Array, lengths: jax.Array, layout: La
 def look_at(
     cross: CrossAttention, keys_values: jax.Array, padding: jax.Array, x: jax.Array, context: Context
 ) -> jax.Array:
-    """Attend from new tokens [B, T, D] to an encoded prompt, whose keys and values are [B, S, N, 2, H]."""
+    """Compute the attention of new tokens [B, T, D] to an encoded prompt, with keys and values [B, S, N, 2, H]."""
     layout = context.layout
     q = layout.shard(linear(layout.enter_tensor(x), cross.q[...]), "batch", None, "heads", None)
     places = jnp.arange(x.shape[1]), jnp.arange(padding.shape[1])

@@ -1,4 +1,4 @@
-"""Choice of the attention kernel from what the model asks of attention, given the arrays of a batch.
+"""Choice of the attention kernel, from the needs of the model's attention calls for the arrays of a batch.
 
 The choice is printed. A kernel that the configuration forces and that cannot run is an error.
 """
@@ -93,7 +93,7 @@ def attention_needs(model: ModelConfig, arrays: tuple[tuple[str, tuple[int, ...]
 
 
 class _Listener(Layout):
-    """Record what attention is asked for, and compute nothing."""
+    """Record the needs of attention calls, and compute nothing."""
 
     def __init__(self) -> None:
         self.needs: set[Need] = set()

@@ -38,13 +38,15 @@ or ticks of a pipeline, or none of these loops.
 """
 PLACES: tuple[Place, ...] = get_args(Place)
 LAYERS, TICKS = r"\blayers\)*/(while|rest)/", r"\b(microbatches|\w+_ticks)\)*/while/"
-"""Patterns of loops in a source, by the scopes that models and `parallel` name; even an unrolled loop leaves this
-trace. Layers after the last whole pattern of kinds run beside their loop, as its rest.
+"""Patterns of loops in a source, by the scopes that models and `parallel` name.
+
+Even an unrolled loop leaves this trace. Layers after the last whole pattern of kinds run beside their loop, as its
+rest.
 """
 
 
 def place_of(source: str) -> Place:
-    """Return the loop of a training step that an instruction with this source is in."""
+    """Return the loop of a training step to which an instruction with this source belongs."""
     if re.search(LAYERS, source):
         return "layers backward" if "transpose(" in source else "layers forward"
     return "each microbatch" if re.search(TICKS, source) else "each step"
@@ -82,7 +84,7 @@ class Collective:
 
     @property
     def place(self) -> Place:
-        """Return the loop of a training step in which the collective is."""
+        """Return the loop of a training step to which the collective belongs."""
         return place_of(self.source)
 
     @property
@@ -186,18 +188,18 @@ def collectives(program: jax.stages.Compiled | str, mesh: AnyMesh) -> Traffic:
 
 
 class Exchange(NamedTuple):
-    """Devices and tensors of one collective instruction."""
+    """Hold the devices and tensors of one collective instruction."""
 
     axes: tuple[str, ...]
-    """Mesh axes along which the devices that exchange differ."""
+    """Mesh axes along which the exchanging devices differ."""
     groups: np.ndarray
-    """Devices that exchange, [groups, members], or [pairs, 2] of a permutation."""
+    """Groups of devices that exchange, [groups, members], or [pairs, 2] for a permutation."""
     tensors: list[tuple[tuple[int, ...], str]]
     """Shape and dtype of the whole tensors."""
 
 
 def exchange(line: Instruction, op: str, mesh: AnyMesh) -> Exchange:
-    """Read who exchanges what in a collective instruction of the kind `op`, one of OPS."""
+    """Return the devices and tensors of a collective instruction of the kind `op`, one of OPS."""
     groups = _groups(line.attributes, mesh)
     return Exchange(_axes(groups, mesh), groups, _tensors(line, op, groups.shape[1]))
 

@@ -190,7 +190,7 @@ def compile_plan(plan: Plan, flags: Sequence[str] = ()) -> CompiledPlan:
 
 
 def _profile(plan: Plan, text: str) -> Profile:
-    """Profile a plan's compiled program; a branch of a pipeline's steady ticks is taken by a share of them."""
+    """Return the profile of a compiled plan; branches of a pipeline are taken in a share of the steady ticks."""
     load, share = Device.of(plan.config).load, _head_share(plan.config)
     mesh = AbstractMesh(tuple(plan.mesh.values()), tuple(plan.mesh))
 

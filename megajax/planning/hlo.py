@@ -39,7 +39,7 @@ class Instruction(NamedTuple):
     operands: str
     attributes: str
     root: bool = False
-    """True for the instruction whose result is that of its computation."""
+    """Whether its result is that of its computation."""
 
     @property
     def calls(self) -> list[str]:
@@ -69,15 +69,15 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """Text of a compiled program, read: the instructions of its computations in the order in which they run."""
+    """Hold the text of a compiled program: the instructions of its computations in the order in which they run."""
 
     name: str
     """Name of the program, such as "jit_step"."""
     computations: Mapping[str, Sequence[Instruction]]
     entry: str
-    """Name of the computation that is the program."""
+    """Name of the computation that is the whole program."""
     frames: Mapping[int, str]
-    """Frames of the Python stack by number, as "file:line function"; empty with a JAX that writes source lines."""
+    """Frames of the Python stack by number, as "file:line function"; empty if JAX writes source lines instead."""
 
     @classmethod
     def of(cls, text: str) -> Program:
@@ -94,7 +94,7 @@ class Program:
         return {name: {line.name: line for line in lines} for name, lines in self.computations.items()}
 
     def source_line(self, line: Instruction) -> str:
-        """Return the line of Python that an instruction comes from, "models/block.py:88", or "" if XLA made it."""
+        """Return the Python line from which an instruction comes ("models/block.py:88"), or "" if XLA made it."""
         if number := find(r"stack_frame_id=(\d+)", line.attributes):
             return self.frames.get(int(number), "")
         file, number = (find(rf"source_{key}=\"?([^ \"}}]+)", line.attributes) for key in ("file", "line"))
@@ -102,7 +102,7 @@ class Program:
 
 
 def _frames(text: str) -> dict[int, str]:
-    """Read the tables of files, locations and stack frames with which newer versions of XLA begin a program."""
+    """Return the stack frames from the tables of files, locations and frames at the beginning of newer programs."""
     tables: dict[str, dict[str, str]] = {name: {} for name in ("FileNames", "FileLocations", "StackFrames")}
     rows: dict[str, str] = {}
     for line in text.splitlines():
@@ -142,7 +142,7 @@ class Executed(NamedTuple):
 
 
 def executed(program: jax.stages.Compiled | str) -> Iterator[Executed]:
-    """Yield every instruction that a run of a program executes, those of called computations included.
+    """Yield every instruction that a run of a program executes, including those of called computations.
 
     Args:
         program: `jax.jit(f).lower(...).compile()`, or its `as_text()`.
@@ -271,7 +271,7 @@ def _product(line: Executed, contracted: tuple[int, ...]) -> int:
 
 
 def fmha_flops(line: Instruction, target: str) -> int:
-    """Count the FLOPs of cuDNN's fused attention, `target`, with scores [B, N, S, S].
+    """Return the FLOPs of cuDNN's fused attention `target` with scores [B, N, S, S].
 
     The head size H is the last dim of the first operand.
     """

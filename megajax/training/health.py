@@ -1,4 +1,4 @@
-"""Bad steps: how they are recognised, and what a run does after one.
+"""Bad steps: their recognition, and the reaction of a run.
 
 The device judges each step before it updates anything. A step is bad if its loss or gradient is not finite, or its loss
 is far above the running mean. It changes nothing but the counters, so the state is always the last good one. The host

@@ -1,7 +1,7 @@
-"""The start of a run: completing its configuration, and printing what the run is about to do.
+"""The start of a run: completing its configuration, and announcing the run.
 
-The tokenizer implies a vocabulary size, the checkpoint holds the schedule so far, and process 0 prints the
-announcement.
+The tokenizer implies a vocabulary size, the checkpoint holds the schedule so far, and process 0 prints configuration,
+sizes and data.
 """
 
 from __future__ import annotations
