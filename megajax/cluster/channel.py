@@ -32,7 +32,7 @@ class Channel:
     """Connect one process to the hub; only `fail`, and a failure elsewhere, end the process."""
 
     def __init__(self, launch: Launch, config: ClusterConfig) -> None:
-        """Connect to process 0, which starts the hub here.
+        """Connect to the hub, which process 0 starts here.
 
         Raises:
             NotReady: process 0 does not answer within `start_seconds`.

@@ -34,7 +34,7 @@ _joined: tuple[Launch, Channel] | None = None
 
 @dataclass(frozen=True)
 class Cluster:
-    """Know the processes of a run, as seen by one of them."""
+    """Describe the processes of a run, as seen by one of them."""
 
     launch: Launch
     hosts: tuple[str, ...]

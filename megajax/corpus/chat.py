@@ -37,7 +37,7 @@ _ROLES_AS_TEXT = (
 
 
 class Chat:
-    """Write conversations as a tokenizer does.
+    """Write conversations by a tokenizer's chat template, or with roles as text.
 
     Args:
         tokenizer: tokenizer with its special tokens, its beginning of sequence and its `chat_template`, if it has one.

@@ -19,7 +19,7 @@ from megajax.data.tokenizers import Tokenizer
 
 
 class BertDataset:
-    """Give samples of masked text.
+    """Provide samples of masked text.
 
     Args:
         selection: documents of the file, one sequence per sentence.

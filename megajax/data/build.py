@@ -87,7 +87,7 @@ def _one_epoch(maker: Maker, parts: Sequence[Part]) -> Dataset | None:
 def _many_epochs(
     maker: Maker, parts: Sequence[Part], num_samples: int, before: Mix | None, consumed: int, alone: bool
 ) -> TrainingData:
-    """Give `num_samples` samples: sources with a share repeat over as many epochs as needed, others have one epoch.
+    """Provide `num_samples` samples: sources with a share run as many epochs as needed, others one epoch.
 
     Args:
         maker: maker of the datasets.

@@ -109,7 +109,7 @@ def shares(sources: Sequence[Reading]) -> list[float]:
 
 
 class TrainingData:
-    """Give the training samples of a run, and keep account of the samples read from each source.
+    """Provide the training samples of a run, and keep account of the samples read from each source.
 
     Args:
         mix: mix of sources, whose orders reach to the end of the run.

@@ -15,7 +15,7 @@ Batch = dict[str, np.ndarray]
 
 
 class Dataset(Protocol):
-    """Give samples in a fixed order."""
+    """Provide samples in a fixed order."""
 
     def __len__(self) -> int: ...
 

@@ -110,7 +110,7 @@ def sample_starts(lengths: np.ndarray, documents: np.ndarray, samples: int, seq_
 
 
 class GPTDataset:
-    """Give samples of S+1 tokens from some sequences of one token file.
+    """Provide samples of S+1 tokens from some sequences of one token file.
 
     Args:
         selection: sequences of the file, each of which is a document.

@@ -290,7 +290,7 @@ class IndexedWriter:
 
 
 class Tokens(Protocol):
-    """Give sequences from which samples can be cut: those of an `IndexedDataset`, or made-up ones."""
+    """Provide sequences from which samples can be cut: those of an `IndexedDataset`, or made-up ones."""
 
     bin_path: Path
     dtype: np.dtype

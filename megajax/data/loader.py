@@ -16,7 +16,7 @@ from megajax.data.dataset import Batch, Dataset
 
 
 class Loader:
-    """Give a sequence of (samples consumed before, batch): `batches` full global batches from `consumed_samples` on.
+    """Provide a sequence of (samples consumed before, batch): `batches` full global batches from `consumed_samples` on.
 
     Args:
         dataset: dataset of the samples.

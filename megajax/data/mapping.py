@@ -32,7 +32,7 @@ _TEMPER = tuple(map(np.uint64, (0x5555555555555555, 0x71D67FFFEDA60000, 0xFFF7EE
 
 
 class SentenceMap:
-    """Give the sentences of samples from some documents of a sentence file.
+    """Provide the sentences of samples from some documents of a sentence file.
 
     Args:
         selection: documents of the file, one sequence per sentence.

@@ -150,7 +150,7 @@ def _check_beginning(first: set[int], tokenizer: Tokenizer, where: str) -> None:
 
 
 class MockDocuments:
-    """Give documents of 1 to 4,095 tokens that count up from 1, with an end-of-document id at their end.
+    """Provide documents of 1 to 4,095 tokens that count up from 1, with an end-of-document id at their end.
 
     It takes the place of `IndexedDataset`, and makes up tokens when they are read.
 

@@ -27,7 +27,7 @@ from megajax.data.tokenizers import Tokenizer
 
 
 class T5Dataset:
-    """Give samples of text with missing spans.
+    """Provide samples of text with missing spans.
 
     Args:
         selection: documents of the file, one sequence per sentence.

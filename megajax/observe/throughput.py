@@ -38,7 +38,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """Know the cost of a sample and the peak of the devices."""
+    """Hold the cost of a sample and the peak of the devices."""
 
     flops_per_sample: float
     """Model FLOPs of a sample, forward and backward."""

@@ -212,6 +212,9 @@ def _at_rest(rules: tuple[Rule, ...]) -> set[str]:
 
 
 def _layer_runs(device: Device, stack: Stack) -> int:
-    """Return the number of layers that a device runs forward in a step, (L / P v) (v M + P - 1), and backward."""
+    """Return the number of layers that a device runs forward in a step, which equals that of backward runs.
+
+    It is (L / P v) (v M + P - 1).
+    """
     stages, chunks = device.mesh["pipe"], device.config.parallel.chunks
     return stack.layers // (stages * chunks) * (chunks * device.microbatches + stages - 1)
