@@ -1,6 +1,7 @@
-"""Configuration: one frozen dataclass per component, read from YAML and `key=value` words, checked at once.
+"""Configuration of a run: each component is a frozen dataclass, read from YAML and `key=value` words, and checked when
+it is built.
 
-The command line itself is `megajax.config.cli`. Importing this package does not import JAX.
+`megajax.config.cli` holds the command line. Importing this package does not import JAX.
 """
 
 from megajax.config.base import InputError

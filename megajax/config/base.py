@@ -1,8 +1,9 @@
-"""How a component declares its configuration: a frozen dataclass, validated, documented, strict.
+"""Building blocks of configuration components: frozen dataclasses that are validated, documented and strict.
 
-A component checks in `__post_init__` whether its own values fit together, so that none exists whose values do not; what
-concerns several components is checked in `megajax.config.checks`. A field may carry marks in its `Annotated`: its names
-in other programs (`Elsewhere`), and the other key without which it would be ignored (`megajax.config.needs.Needs`).
+A component checks in `__post_init__` whether its own values fit together, so that no component exists whose values do
+not; `megajax.config.checks` checks what concerns several components. A field may carry marks in its `Annotated`: its
+names in other programs (`Elsewhere`), and the other key without which it would be ignored
+(`megajax.config.needs.Needs`).
 """
 
 from __future__ import annotations
@@ -24,25 +25,27 @@ PathName = Annotated[str, AfterValidator(os.path.expanduser), IS_PATH]
 
 
 class InputError(ValueError):
-    """Bad input, said in one line that names the thing and the remedy; entry points exit with code 2."""
+    """Report bad input in one line that names the thing and the remedy; entry points exit with code 2."""
 
 
 class NotReady(InputError):  # noqa: N818 - a state of things
-    """Something that may be there a minute later: a process, a port, a lock. A restart can help: exit code 5."""
+    """Report that a process, a port or a lock is not there yet: as a restart can help, the exit code is 5."""
 
 
 class Elsewhere(NamedTuple):
-    """The mark of a field that other programs have too: its names in Megatron-LM and Hugging Face, which users type."""
+    """Mark a field that other programs have too with its names in Megatron-LM and Hugging Face, which users type."""
 
     names: str
-    """With spaces between them; a switch with the value that it stands for here: `swiglu=swiglu hidden_act`."""
+    """The names, separated by spaces; a switch is followed by the value that it stands for here: `swiglu=swiglu
+    hidden_act`."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def component(cls: type[T]) -> type[T]:
     """Declare a configuration component: immutable, unknown keys and infinities refused, docstrings kept as help.
 
-    Building one raises pydantic's ValidationError for values of wrong types, and else the InputError of its checks.
+    Building a component raises pydantic's ValidationError if values have wrong types, and otherwise the InputError of
+    the component's checks.
     """
     settings = ConfigDict(
         extra="forbid",
@@ -58,7 +61,7 @@ def component(cls: type[T]) -> type[T]:
 
 
 def _with_own_errors(build: Callable[..., None]) -> Callable[..., None]:
-    """Let an InputError through, which pydantic would wrap as it does every ValueError."""
+    """Wrap a component's `__init__` to let an InputError through, which pydantic would wrap like every ValueError."""
 
     @wraps(build)
     def init(self: Any, *args: Any, **values: Any) -> None:

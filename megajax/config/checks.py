@@ -1,6 +1,6 @@
-"""Checks across components that need no device: what would otherwise fail, or silently differ, deep in a run.
+"""Checks across components, which need no device, of what would otherwise fail or silently differ deep in a run.
 
-Every component checks its own values when it is built. Letters: S sequence, F mlp, as everywhere.
+Every component checks its own values when it is built. Letters: S sequence, F width of the MLP, as everywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def check_config(config: Config) -> None:
     """Refuse components that do not fit together.
 
     Raises:
-        InputError: names the keys, their numbers and the remedy.
+        InputError: they do not; the message names the keys, their numbers and the remedy.
     """
     model, data, parallel = config.model, config.data, config.parallel
     refuse_ignored_keys(FIELDS, with_kind(flat_values(config)))
@@ -36,7 +36,7 @@ def check_config(config: Config) -> None:
 
 
 def check_training(config: Config) -> None:
-    """Refuse a configuration that is sound but says too little to train: no length, data or vocabulary."""
+    """Refuse a configuration that says too little to train, whose length, data or vocabulary is missing."""
     data = config.data
     if config.train.steps is None and config.train.samples is None:
         raise InputError("how long to train is not set: give train.steps=N or train.samples=N")
@@ -127,7 +127,7 @@ def _check_shards(model: ModelConfig, parallel: ParallelConfig) -> None:
 
 
 def _over_tensor(model: ModelConfig, parallel: ParallelConfig) -> dict[str, int]:
-    """Return the sizes of a model that `parallel.tensor` has to divide."""
+    """Return the sizes of a model that `parallel.tensor` has to divide, by the name of their field."""
     sizes = {} if parallel.whole_heads else {"num_heads": model.num_heads, "num_kv_heads": model.kv_heads}
     if model.experts:
         sizes |= {"expert_ffn_size": model.expert_size, "shared_ffn_size": model.shared_ffn_size}

@@ -14,6 +14,7 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
+from textwrap import indent
 from typing import NoReturn, Protocol
 
 from megajax.config.base import InputError, NotReady
@@ -30,15 +31,15 @@ _REMEDIES = {
     "raise the limit (ulimit -n)": (errno.EMFILE, errno.ENFILE),
 }
 MENDABLE = {number: remedy for remedy, numbers in _REMEDIES.items() for number in numbers}
-"""What of the system's errors the user can mend, and how; others (a disk or network that fails) may be gone after a
-restart."""
+"""Number of a system error that the user can mend -> the remedy. Others, such as those of a failing disk or network,
+may be gone after a restart."""
 _READER_LEFT = 128 + 13
-"""Exit code of what SIGPIPE ends, which is how `head` tells other programs that it has enough."""
+"""Exit code of a program that SIGPIPE ends, which is how `head` tells other programs that it has enough."""
 EPILOG = "Keys that may stand in the file and on the command line (YAML values):"
 
 
 class Command(Protocol):
-    """The type of an entry point's `main`, once it is decorated."""
+    """Type of an entry point's `main` once it is decorated."""
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         """Run with these words, or with those of the process, and return the exit code."""
@@ -46,10 +47,12 @@ class Command(Protocol):
 
 
 def entry_point(run: Callable[[list[str]], int | None]) -> Command:
-    """Make `run(argv)` a command: its exit code, one line instead of a traceback for bad input.
+    """Turn `run(argv)` into a command that returns an exit code and prints one line instead of a traceback for bad
+    input.
 
-    Use as `sys.exit(main())`, or call `main(["config.yaml", "train.steps=3"])` from Python. Without arguments it takes
-    those of the process. Exit codes: those of `describe_failure`, otherwise what `run` returns (None = 0).
+    Use it as `sys.exit(main())`, or call `main(["config.yaml", "train.steps=3"])` from Python. Without arguments it
+    takes those of the process. The exit code is that of `describe_failure` if there is a failure, and otherwise what
+    `run` returns (None stands for 0).
     """
 
     @wraps(run)
@@ -92,9 +95,10 @@ def _reader_left() -> bool:
 
 
 def describe_failure(error: BaseException) -> tuple[int, str]:
-    """Return the exit code of an exception, and its one line.
+    """Return the exit code that stands for an exception, and the line that describes it.
 
-    2 bad input, 3 diverged, 5 not ready yet, 130 interrupted, 1 anything else, whose traceback is worth printing.
+    The codes are 2 for bad input, 3 for a run that diverged, 5 for something that is not ready yet, 130 for an
+    interruption, and 1 for anything else, whose traceback is worth printing.
     """
     match error:
         case NotReady():
@@ -121,16 +125,16 @@ def parse_command_line(
     """Read `[CONFIG.yaml] [KEY=VALUE ...] [options]` and check the configuration.
 
     Args:
-        prog: what the user typed, e.g. `python -m megajax.train`.
-        description: one sentence for `--help`.
-        argv: the words after it.
-        start_of: reads the values by key that `init_from` implies, where that is no run; it must not write
-            (`megajax.interop.init_from.start_of`, which is out of reach here).
-        extra: adds the entry point's own options to the parser; they come back in the namespace.
+        prog: command that the user typed, e.g. `python -m megajax.train`.
+        description: sentence for `--help`.
+        argv: words of the command line after `prog`.
+        start_of: function that reads the values by key that `init_from` implies where it names no run; it must not
+            write (`megajax.interop.init_from.start_of`, which this module must not import).
+        extra: function that adds the entry point's own options to the parser; they come back in the namespace.
 
     Raises:
-        InputError: anything the user has to correct.
-        SystemExit: code 0, after `--help` or `--print-config`.
+        InputError: the user has to correct something.
+        SystemExit: `--help` or `--print-config` is given and printed; the code is 0.
     """
     parser = _Parser(prog=prog, description=description, epilog=EPILOG, allow_abbrev=False)
     parser.add_argument(
@@ -164,12 +168,13 @@ def describe_keys() -> str:
         if section and key == first_key(section):
             lines.append(f"\n{section}: {SECTIONS[section]}")
         default = "unset" if field.default is None else yaml_text(field.default)
-        lines += [f"  {key} ({type_name(field.annotation)}) = {default}", f"      {field.description}"]
+        lines.append(f"  {key} ({type_name(field.annotation)}) = {default}")
+        lines.append(indent(str(field.description), "      "))
     return "\n".join(lines)
 
 
 def describe_values(loaded: Loaded) -> str:
-    """List every value with its origin, as YAML that loads again (the padded vocabulary, no key, is a comment)."""
+    """List every value with its origin, as YAML that loads again; the padded vocabulary is a comment."""
     values = flat_values(loaded.config) | derived_values(loaded.config)
     texts = [f"{'' if key in FIELDS else '# '}{key}: {yaml_text(value)}" for key, value in values.items()]
     width = max(len(text) for text in texts if len(text) < 60)
@@ -177,15 +182,15 @@ def describe_values(loaded: Loaded) -> str:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are one line, as those of every other bad input."""
+    """Parser whose errors are one line, as those of every other bad input."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise an InputError."""
+        """Raise an InputError with argparse's message."""
         raise InputError(message)
 
 
 class _Parser(OneLineParser):
-    """The parser of entry points that take a configuration, whose keys are in its help."""
+    """Parser of entry points that take a configuration; its help lists the keys."""
 
     def format_help(self) -> str:
         return f"{super().format_help()}\n{describe_keys()}\n"

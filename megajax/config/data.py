@@ -1,4 +1,4 @@
-"""What the model reads: tokenizer, sources, splits and how documents are cut into samples."""
+"""Configuration of what the model reads: tokenizer, sources, splits, and how documents are cut into samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _null_is_a_name(value: Any) -> Any:
 
 
 Paths = Annotated[tuple[PathName, ...], BeforeValidator(_one_or_many)]
-"""One file name or a list of them, as written by the user: relative to the working directory."""
+"""One file name or a list of them, relative to the working directory as the user wrote them."""
 TokenizerType = Annotated[
     Literal["sentencepiece", "gpt2_bpe", "huggingface", "bert_wordpiece", "tiktoken", "null"],
     BeforeValidator(_null_is_a_name),  # YAML reads an unquoted null as nothing
@@ -33,7 +33,7 @@ _FILES = {
     "bert_wordpiece": ("vocab",),
     "null": (),
 }
-"""The keys of the files that a type of tokenizer needs."""
+"""Type of tokenizer -> the keys of the files that it needs."""
 SENTENCEPIECE = Needs("tokenizer.type", ("sentencepiece",))
 WORDPIECE = Needs("tokenizer.type", ("bert_wordpiece",))
 TIKTOKEN = Needs("tokenizer.type", ("tiktoken",))
@@ -45,44 +45,49 @@ FIM = Needs("data.fim_rate")
 
 @component
 class TokenizerConfig:
-    """Which tokenizer turns text into ids, and from which files."""
+    """Say which tokenizer turns text into ids, and which files it is read from."""
 
     type: Annotated[TokenizerType, Elsewhere("tokenizer_type")] = "null"
-    """sentencepiece, huggingface and tiktoken (set model), gpt2_bpe (set vocab and merges), bert_wordpiece (set
-    vocab), null (set vocab_size)."""
+    """Type of the tokenizer: sentencepiece, huggingface and tiktoken need model, gpt2_bpe needs vocab and merges,
+    bert_wordpiece needs vocab, and null needs vocab_size."""
     model: Annotated[PathName | None, Elsewhere("tokenizer_model")] = None
-    """SentencePiece .model, Hugging Face tokenizer.json, or tiktoken vocabulary (.tiktoken, or .json as Megatron's)."""
+    """File of the tokenizer: SentencePiece .model, Hugging Face tokenizer.json, or tiktoken vocabulary (.tiktoken, or
+    .json as Megatron's)."""
     vocab: Annotated[PathName | None, Elsewhere("vocab_file")] = None
-    """vocab.json of a GPT-2 BPE, vocab.txt of a BERT WordPiece."""
+    """File of the vocabulary: vocab.json of a GPT-2 BPE, or vocab.txt of a BERT WordPiece."""
     merges: Annotated[PathName | None, Elsewhere("merge_file merges_file")] = None
-    """merges.txt of a GPT-2 BPE."""
+    """File of the merges: merges.txt of a GPT-2 BPE."""
     vocab_size: PositiveInt | None = None
-    """null: number of plain ids (the end-of-document id comes after them). sentencepiece, bert_wordpiece: pieces to
-    train on data.text. tiktoken .json: ids to keep, special ones included (unset = 131,072)."""
+    """Size of the vocabulary. null: number of plain ids, after which comes the end-of-document id. sentencepiece,
+    bert_wordpiece: number of pieces to train on data.text. tiktoken .json: number of ids to keep, special ones included
+    (unset = 131,072)."""
     lower_case: Annotated[bool, WORDPIECE] = True
-    """bert_wordpiece: texts are read in lower case and without accents (uncased BERT)."""
+    """bert_wordpiece: read texts in lower case and without accents (uncased BERT)."""
     append_ends: Annotated[bool, WORDPIECE] = True
-    """bert_wordpiece: append [BOS] and [EOS], which ends documents, as Megatron-LM does; else [SEP] ends them, and the
-    vocabulary is that of the file."""
+    """bert_wordpiece: append [BOS] and [EOS] to the vocabulary, as Megatron-LM does, and end documents with [EOS]; off
+    = keep the vocabulary of the file, and end documents with [SEP]."""
     special_ids: Annotated[bool, SENTENCEPIECE] = False
-    """sentencepiece: append <CLS> <SEP> <EOD> <MASK> and what else masked models need; <EOD> ends documents."""
+    """sentencepiece: append <CLS> <SEP> <EOD> <MASK> and what else masked models need to the vocabulary, and end
+    documents with <EOD>."""
     extra_ids: Annotated[NonNegativeInt, Elsewhere("vocab_extra_ids")] = 0
-    """T5 sentinels <extra_id_0>, <extra_id_1>, ...: those the vocabulary lacks are appended to it."""
+    """Number of T5 sentinels <extra_id_0>, <extra_id_1>, ...; those that the vocabulary lacks are appended to it."""
     extra_ids_descend: Annotated[bool, SENTENCEPIECE] = False
-    """sentencepiece: the last sentinel has the lowest id, as in the vocabulary of Google's T5."""
+    """sentencepiece: give the last sentinel the lowest id, as in the vocabulary of Google's T5."""
     bos: bool | None = None
-    """Documents, prompts and evaluated texts begin with the beginning-of-sequence id; unset = as the tokenizer.json, or
-    tokenizer_config.json beside the tokenizer, has it. Texts of masked models never do."""
+    """Begin documents, prompts and evaluated texts with the beginning-of-sequence id; unset = as the tokenizer.json, or
+    the tokenizer_config.json beside the tokenizer, has it. Texts of masked models never begin with it."""
     chat_template: PathName | None = None
     """File with the template of conversations (Jinja, as for Hugging Face); unset = chat_template.jinja or
-    tokenizer_config.json beside the tokenizer, else <|user|> and <|assistant|> on lines of their own."""
+    tokenizer_config.json beside the tokenizer, or else <|user|> and <|assistant|> on lines of their own."""
     tiktoken_pattern: Annotated[Literal["v1", "v2", "llama3"] | None, TIKTOKEN] = None
-    """Where a text is cut before merging; unset = v2 for a .json vocabulary (Megatron), llama3 for a .tiktoken one."""
+    """Pattern by which a text is cut before merging; unset = v2 for a .json vocabulary (Megatron), llama3 for a
+    .tiktoken one."""
     tiktoken_special_ids: Annotated[PositiveInt | None, TIKTOKEN, Elsewhere("tiktoken_num_special_tokens")] = None
-    """Special ids: the first ones of a .json vocabulary (unset = 1000), the last ones of a .tiktoken one (256)."""
+    """Number of special ids, which are the first ones of a .json vocabulary (unset = 1000) and the last ones of a
+    .tiktoken one (unset = 256)."""
 
     def __post_init__(self) -> None:
-        """Refuse switches of other types, and a type without its files."""
+        """Refuse switches of other types, and a type whose files are not named."""
         refuse_ignored("tokenizer", self)
         trains_its_own = self.type in ("sentencepiece", "bert_wordpiece") and self.vocab_size is not None
         for key in () if trains_its_own else _FILES[self.type]:
@@ -92,61 +97,64 @@ class TokenizerConfig:
 
 @component
 class DataConfig:
-    """Sources of training text and how samples are made of them."""
+    """Say which text is trained on, and how samples are made of it."""
 
     kind: Annotated[Literal["auto", "gpt", "bert", "t5", "instruction"], Elsewhere("sft=instruction")] = "auto"
-    """What a sample is: text to continue, masked text, text with missing spans, conversations; auto = model.family."""
+    """Kind of samples: text to continue (gpt), masked text (bert), text with missing spans (t5), conversations
+    (instruction); auto = the name of model.family."""
     path: Annotated[Paths, Elsewhere("data_path")] = ()
-    """Token files: `prefix`, `[prefix, ...]` or `[weight, prefix, weight, prefix, ...]` (Megatron's --data-path)."""
+    """Token files to train and evaluate on: `prefix`, `[prefix, ...]` or `[weight, prefix, weight, prefix, ...]`
+    (Megatron's --data-path)."""
     train_path: Annotated[Paths, Elsewhere("train_data_path")] = ()
-    """The same, for training only (with valid_path and test_path, instead of path and split)."""
+    """Token files for training only, written as in path; it goes with valid_path and test_path, and replaces path and
+    split."""
     valid_path: Annotated[Paths, TRAIN_PATH, Elsewhere("valid_data_path")] = ()
-    """The same, for validation only."""
+    """Token files for validation only, written as in path."""
     test_path: Annotated[Paths, TRAIN_PATH, Elsewhere("test_data_path")] = ()
-    """The same, for the test set only."""
+    """Token files for the test set only, written as in path."""
     text: Paths = ()
-    """jsonl files to tokenize first, into OUTPUT_DIR/data; replaces path."""
+    """JSON Lines files that are tokenized first, into OUTPUT_DIR/data; they replace path."""
     text_key: Annotated[str, Elsewhere("json_keys")] = "text"
-    """Key of the jsonl records that holds the document; instruction data is read from the key `messages`."""
+    """Key of the JSON Lines records that holds the document; instruction data is read from the key `messages`."""
     mock: Annotated[bool, Elsewhere("mock_data=true")] = False
-    """Made-up documents of random lengths instead of any source."""
+    """Train on made-up documents of random lengths instead of any source."""
     split: str = "969,30,1"
-    """Relative sizes of the train, validation and test part of each source."""
+    """Relative sizes of the training, validation and test part of each source."""
     seq_length: Annotated[PositiveInt, Elsewhere("encoder_seq_length")] = 1024
-    """S, tokens per sample."""
+    """Number of tokens of a sample, S."""
     decoder_seq_length: Annotated[PositiveInt, T5, Elsewhere("decoder_sequence_length")] = 128
-    """t5: T, tokens per sample of the decoder."""
+    """t5: number of tokens of a sample of the decoder, T."""
     mask_prob: Annotated[BelowOne, Field(gt=0.0), MASKED, Elsewhere("mlm_probability")] = 0.15
-    """bert, t5: share of the tokens to be predicted."""
+    """bert, t5: share of the tokens that the model has to predict."""
     short_seq_prob: Annotated[Fraction, MASKED] = 0.1
     """bert, t5: share of the samples that are cut to a random length."""
     fim_rate: Annotated[Fraction, Elsewhere("fim_data")] = 0.0
-    """gpt: share of the documents turned into prefix, suffix, middle (fill-in-the-middle)."""
+    """gpt: share of the documents that are turned into prefix, suffix, middle (fill-in-the-middle)."""
     fim_spm_rate: Annotated[Fraction, FIM] = 0.5
-    """gpt: share of those that give the suffix first."""
+    """gpt: share of these documents that give the suffix first."""
     fim_tokens: Annotated[tuple[str, ...], FIM] = ()
     """gpt: names of the tokens before prefix, middle and suffix, in this order; unset = <fim_prefix>, <fim_middle>,
     <fim_suffix>, or the same between bars (<|fim_prefix|>)."""
     mask_eod_loss: Annotated[bool, TEXT, Elsewhere("eod_mask_loss=true")] = False
-    """No loss where the input token is the end of a document."""
+    """Count no loss where the input token is the end of a document."""
     reset_positions: Annotated[
         bool, TEXT, Needs("model.positions", ("learned", "rope")), Elsewhere("reset_position_ids=true")
     ] = False
-    """Positions restart at 0 after every end of document."""
+    """Restart positions at 0 after every end of a document."""
     reset_attention: Annotated[bool, TEXT, Elsewhere("reset_attention_mask=true")] = False
-    """A document does not attend to the ones before it in the same sample."""
+    """Keep a document from attending to the documents before it in the same sample."""
     cache_dir: Annotated[PathName | None, Elsewhere("data_cache_path")] = None
-    """Where the sample order is cached; unset = beside each source."""
+    """Directory in which the order of samples is cached; unset = beside each source."""
     prefetch: Annotated[NonNegativeInt, Elsewhere("num_workers")] = 4
-    """Batches read ahead; 0 = read in the training thread."""
+    """Number of batches that are read ahead; 0 = read in the training thread."""
 
     def __post_init__(self) -> None:
-        """Refuse sources that exclude one another, and what other keys leave without meaning."""
+        """Refuse sources that exclude one another, and values that other keys leave without a meaning."""
         refuse_ignored("data", self)
         given = [f"data.{key}" for key in ("path", "train_path", "text", "mock") if getattr(self, key)]
         if len(given) > 1:
             raise InputError(f"{' and '.join(given)} are both set: keep one")
 
     def kind_for(self, family: str) -> str:
-        """Return what a sample is, after the default: that of the model's family."""
+        """Return the kind of samples, which is the model's family where the configuration says auto."""
         return family if self.kind == "auto" else self.kind

@@ -1,4 +1,4 @@
-"""The dotted keys of the configuration (`optim.lr`): what each one holds, and which one a wrong key may have meant."""
+"""Dotted keys of the configuration (`optim.lr`): what each of them holds, and which key a wrong one may have meant."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SECTIONS: dict[str, str] = {
     for name, field in cast(Any, Config).__pydantic_fields__.items()
     if is_dataclass(field.annotation)
 }
-"""Keys that hold other keys (model, data, train, ...), with their meaning."""
+"""Name of every section, a key that holds other keys (model, data, train, ...) -> its meaning."""
 
 
 def _takes(annotation: Any, kind: Any) -> bool:
-    """Say whether values of a type are, or hold, those of a kind: a class, or a mark that `Annotated` bears."""
+    """Tell whether values of a type are, or hold, those of a kind: a class, or a mark that `Annotated` bears."""
     inner = [part for part in get_args(annotation) if get_origin(annotation) is not Literal]
     return annotation is kind or kind in inner or any(_takes(part, kind) for part in inner)
 
@@ -54,9 +54,9 @@ _SPELT = [
     for other in mark.names.split()
 ]
 OTHER_NAMES: dict[str, str] = {other: key for key, other, _ in _SPELT}
-"""Name elsewhere -> key here."""
+"""Name of a key in another program -> our key."""
 _VALUES: dict[str, str] = {other: value for _, other, value in _SPELT if value}
-"""Switch elsewhere -> value here."""
+"""Switch of another program -> the value of our key that it stands for."""
 MEGATRON_TOKENIZERS: dict[str, dict[str, Any]] = {
     "SentencePieceTokenizer": {"type": "sentencepiece", "special_ids": True},
     "GPTSentencePieceTokenizer": {"type": "sentencepiece"},
@@ -68,7 +68,7 @@ MEGATRON_TOKENIZERS: dict[str, dict[str, Any]] = {
     "TikTokenizer": {"type": "tiktoken"},
     "NullTokenizer": {"type": "null"},
 }
-"""Megatron-LM's `--tokenizer-type` -> values of `tokenizer.*`."""
+"""Value of Megatron-LM's `--tokenizer-type` -> values of our fields in the section `tokenizer`."""
 
 
 _VALUES_OF = attrgetter(*FIELDS)
@@ -80,7 +80,7 @@ def flat_values(config: Config) -> dict[str, Any]:
 
 
 def with_kind(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by key, those of all keys, with `data.kind` worked out where it follows from the model's family."""
+    """Return the values of all keys, in which `data.kind` is the model's family where it is auto."""
     kind, family = values["data.kind"], values["model.family"]
     return {**values, "data.kind": family if kind == "auto" else kind}
 
@@ -111,7 +111,7 @@ def value_for(key: str) -> str | None:
 
 
 def did_you_mean(key: str) -> str:
-    """Return the end of an error message about an unknown key."""
+    """Return the end of an error message about an unknown key, which names the keys that it may have meant."""
     near = nearest(key)
     if near and (value := value_for(key)):
         return f"did you mean `{near[0]}={value}`?"
@@ -123,7 +123,7 @@ def _plain(key: str) -> str:
 
 
 def type_name(annotation: Any) -> str:
-    """Name a field's type for readers: `int`, `cosine | linear`, `[int, int, int]`; None (unset) is left out."""
+    """Name the type of a field for readers: `int`, `cosine | linear`, `[int, int, int]`; None (unset) is left out."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return type_name(arguments[0])

@@ -1,10 +1,10 @@
-"""Build one Config from a YAML file, its presets and `key=value` words, and remember where every value came from.
+"""Loading of a configuration from a YAML file, its presets and `key=value` words, with the origin of every value.
 
-Later wins: defaults, the run that `init_from` names, preset of the preset, preset, file, command line. A file names its
-preset with the key `preset`: a path relative to the file itself, or the name of one that MegaJAX brings (see
-`megajax.config.presets`). Paths that are values (`data.path`, `output_dir`) stay as the user wrote them: relative to
-the working directory. In config.yaml of a run they are relative to the run (see `run_files`), and `output_dir` is the
-folder that holds it: the file serves to resume the run from anywhere.
+Later sources win, in this order: defaults, the run that `init_from` names, preset of the preset, preset, file, command
+line. A file names its preset with the key `preset`: a path relative to the file itself, or the name of one that MegaJAX
+brings (see `megajax.config.presets`). Paths that are values (`data.path`, `output_dir`) stay as the user wrote them,
+relative to the working directory. In config.yaml of a run they are relative to the run (see `run_files`), and
+`output_dir` is the folder that holds the file, so that it serves to resume the run from anywhere.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from megajax.config.run_files import CONFIG, IDENTITY, for_the_run, from_the_run
 from megajax.config.yaml_text import dump_yaml, parse_yaml, plain, yaml_text
 
 StartOf = Callable[[str, str], Mapping[str, Any]]
-"""What takes `init_from` and `output_dir` and returns the values by key that the first one implies."""
+"""Function that takes `init_from` and `output_dir` and returns the values by key that `init_from` implies."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration and the origin of its values."""
+    """Hold a configuration and the origin of its values."""
 
     config: Config
     origins: Mapping[str, str]
@@ -52,7 +52,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The values that one source gives, by dotted key."""
+    """Hold the values that one source gives, by dotted key."""
 
     origin: str
     values: dict[str, Any]
@@ -61,17 +61,19 @@ class _Layer:
 def load_config(
     path: str | Path | None = None, overrides: Sequence[str] = (), start_of: StartOf | None = None
 ) -> Loaded:
-    """Read a configuration.
+    """Read a configuration and check each of its components.
 
     Args:
-        path: YAML file, relative to the working directory, or the name of a preset (`gpt2_124m`); None = defaults.
+        path: YAML file, relative to the working directory, or the name of a preset (`gpt2_124m`); None for the
+            defaults.
         overrides: `KEY=VALUE` words, e.g. `optim.lr=3e-4`, `train.rampup=[16,16,1000]`; the values are YAML.
             `preset=gpt2_124m` takes the place of the file's preset.
-        start_of: works out the values by key that `init_from` implies where it names no run; None = there are none.
+        start_of: function that works out the values by key that `init_from` implies where it names no run; None if
+            there are none.
 
     Raises:
         InputError: a file is missing or not YAML, a key or value is not one the configuration has, or the values of a
-            component do not fit together. Whether the components fit together is another question: see `check_config`.
+            component do not fit together. `check_config` tells whether the components fit together.
     """
     words = _Layer("command line", _read_words(overrides))
     preset = words.values.pop("preset", None)
@@ -91,11 +93,11 @@ def load_config(
 
 
 def load_run(run: Path, overrides: Sequence[str] = ()) -> Loaded:
-    """Return the configuration that a run keeps, its files found wherever it lies by now.
+    """Return the configuration that a run keeps, whose files are found wherever the run lies by now.
 
     Args:
-        run: its directory. Older versions took keys that were ignored: they are taken as unset.
-        overrides: as in `load_config`.
+        run: directory of the run. Keys that older versions took although they were ignored are taken as unset.
+        overrides: `KEY=VALUE` words, as in `load_config`.
     """
     file = run / CONFIG
     layers = _read_file(file, f"file {file}", of_run=True)
@@ -107,7 +109,7 @@ def load_run(run: Path, overrides: Sequence[str] = ()) -> Loaded:
 
 
 def dump_run(config: Config, run: Path) -> str:
-    """Return the whole configuration as config.yaml of a run keeps it."""
+    """Return the text of config.yaml in which a run keeps its configuration."""
     return dump_config(_build(for_the_run(run, flat_values(config)), {}))
 
 
@@ -121,7 +123,7 @@ def _refuse_wrong_types(layers: Sequence[_Layer]) -> None:
 
 
 def _join(layers: Sequence[_Layer]) -> Loaded:
-    """Build the configuration of some layers, of which later ones win."""
+    """Build the configuration from layers, of which later ones win."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer in layers:
@@ -138,7 +140,7 @@ def dump_config(config: Config) -> str:
 
 
 def derived_values(config: Config) -> dict[str, Any]:
-    """Return by key what unset keys amount to, and the padded vocabulary, as far as the configuration alone tells."""
+    """Return by key what unset keys amount to, and the padded vocabulary, as far as a configuration tells."""
     model, train = config.model, config.train
     values = {
         "model.num_kv_heads": model.kv_heads,
@@ -195,13 +197,13 @@ def _read_start(run: Path) -> dict[str, Any]:
 
 
 def start_values(config: Config) -> dict[str, Any]:
-    """Return what a configuration implies for a run that starts from its model: architecture and tokenizer, by key."""
+    """Return the values by key that a run takes over when it starts from a model: architecture and tokenizer."""
     values = flat_values(config).items()
     return {key: value for key, value in values if key.startswith(("model.", "tokenizer.")) and value is not None}
 
 
 def _flatten(content: Mapping[Any, Any], where: str, prefix: str = "") -> dict[str, Any]:
-    """Turn a nested mapping into dotted keys, all of them real."""
+    """Turn a nested mapping into dotted keys, and refuse keys that do not exist."""
     flat: dict[str, Any] = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
@@ -236,7 +238,7 @@ _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal",
 
 
 def _explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """Put pydantic's report into one line: key, value given, its origin, what is expected."""
+    """Put pydantic's report into one line: the key, the value given, its origin, and what is expected."""
     expected: dict[str, str] = {}
     for problem in error.errors():
         loc = [str(part) for part in problem["loc"]]

@@ -1,4 +1,4 @@
-"""The shape and the switches of one transformer."""
+"""Configuration of a transformer: its shape and its switches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megajax.config.needs import Needs, refuse_ignored, require_multiple
 Activation = Literal["gelu", "gelu_exact", "relu", "squared_relu", "swiglu", "geglu"]
 LayerKind = Literal["local", "global"]
 POSITIONS = {"gpt": ("learned", "rope", "alibi", "none"), "bert": ("learned",), "t5": ("relative",)}
-"""The values of `model.positions` that a family has."""
+"""Family -> the values of `model.positions` that it takes."""
 SAMPLE_KINDS = {"gpt": ("gpt", "instruction"), "bert": ("bert",), "t5": ("t5",)}
 """The values of `data.kind` that a family is trained on besides "auto", which is its own name."""
 GPT = Needs("model.family", ("gpt",))
@@ -26,77 +26,81 @@ MIXTURE = Needs("model.experts")
 
 @component
 class ModelConfig:
-    """Architecture. Defaults are GPT-2's; LLaMA, BLOOM and Mixtral differ by switches (see `configs/models/`)."""
+    """Describe the architecture: GPT-2 by default, and by switches LLaMA, BLOOM, Mixtral, ... (`configs/models/`)."""
 
     family: Literal["gpt", "bert", "t5"] = "gpt"
-    """Decoder, encoder (BERT, RoBERTa), or both (T5)."""
+    """Kind of transformer: a decoder (gpt), an encoder (bert: BERT, RoBERTa), or both (t5)."""
     num_layers: Annotated[PositiveInt, Elsewhere("num_hidden_layers n_layer n_layers decoder_num_layers")] = 12
-    """L, transformer blocks (t5: of the decoder)."""
+    """Number of transformer blocks, L; in t5, of the decoder."""
     encoder_layers: Annotated[PositiveInt | None, T5, Elsewhere("encoder_num_layers")] = None
-    """t5: blocks of the encoder; unset = num_layers."""
+    """t5: number of blocks of the encoder; unset = num_layers."""
     hidden_size: Annotated[PositiveInt, Elsewhere("n_embd d_model dim")] = 768
-    """D, width of the residual stream."""
+    """Width of the residual stream, D."""
     num_heads: Annotated[PositiveInt, Elsewhere("num_attention_heads n_head n_heads")] = 12
-    """N, query heads."""
+    """Number of query heads, N."""
     num_kv_heads: Annotated[
         int | None, Elsewhere("num_query_groups num_key_value_heads n_kv_heads group_query_attention")
     ] = None
-    """K, key/value heads (Megatron: query groups); unset = num_heads (no grouping)."""
+    """Number of key/value heads, K (Megatron: query groups); unset = num_heads, so that no heads are grouped."""
     head_dim: Annotated[PositiveInt | None, Elsewhere("kv_channels")] = None
-    """H, width of one head (Megatron: kv channels); unset = hidden_size / num_heads."""
+    """Width of one head, H (Megatron: kv channels); unset = hidden_size / num_heads."""
     ffn_hidden_size: Annotated[PositiveInt | None, Elsewhere("intermediate_size n_inner")] = None
-    """F, width of the MLP; unset = 4 D, or int(8 D / 3 / 64) * 64 where it is gated (Megatron's rule)."""
+    """Width of the MLP, F; unset = 4 D, or int(8 D / 3 / 64) * 64 where it is gated (Megatron's rule)."""
     max_positions: Annotated[PositiveInt, Elsewhere("max_position_embeddings n_positions n_ctx")] = 1024
-    """Longest sequence the model can see; rows of the position table when positions are learned."""
+    """Length of the longest sequence that the model can see, and rows of the position table if positions are
+    learned."""
     vocab_size: PositiveInt | None = None
-    """Vocabulary that counts; unset = the tokenizer's. Padding rows are added after it, never counted."""
+    """Number of ids in the vocabulary; unset = the tokenizer's. Rows that pad the table come after them and never
+    count."""
     vocab_multiple: Annotated[PositiveInt, Elsewhere("make_vocab_size_divisible_by")] = 128
-    """Rows of the embedding table are padded to a multiple of this, and of pipe x tensor."""
+    """Number to a multiple of which the rows of the embedding table are padded, and of pipe x tensor as well."""
     positions: Annotated[
         Literal["learned", "rope", "alibi", "relative", "none"],
         Elsewhere("position_embedding_type use_rotary_position_embeddings=rope no_position_embedding=none"),
     ] = "learned"
-    """How a token knows its place: a learned table, rotary embedding, distances that lower the attention (alibi), a
-    learned bias of distances (relative: t5), or not at all."""
+    """How a token knows its place: by a learned table, the rotary embedding (rope), distances that lower the attention
+    (alibi), a learned bias of distances (relative: t5), or not at all."""
     position_offset: Annotated[NonNegativeInt, BERT] = 0
-    """Rows of the learned table before that of the first position (RoBERTa: 2)."""
+    """Number of rows of the learned table before that of the first position (RoBERTa: 2)."""
     rope_base: Annotated[PositiveFloat, ROPE, Elsewhere("rotary_base rope_theta")] = 10_000.0
-    """Theta of the rotary embedding."""
+    """Base (theta) of the rotary embedding."""
     rope_local_base: Annotated[PositiveFloat | None, ROPE, PATTERN, Elsewhere("rope_local_base_freq")] = None
-    """Theta of local layers (`layer_pattern`), whose waves are never slowed down (Gemma 3); unset = rope_base."""
+    """Base of the rotary embedding in local layers (`layer_pattern`), whose waves are never slowed down (Gemma 3);
+    unset = rope_base."""
     rope_fraction: Annotated[Fraction, ROPE, Elsewhere("rotary_percent partial_rotary_factor")] = 1.0
     """Share of each head that is rotated (Megatron: rotary percent)."""
     rope_scaling_factor: Annotated[PositiveFloat | None, ROPE, Elsewhere("rope_scaling use_rope_scaling=8")] = None
-    """LLaMA 3.1: long waves of the rotary embedding turn this many times slower, for a longer context; unset = off."""
+    """Factor by which long waves of the rotary embedding turn slower, for a longer context (LLaMA 3.1); unset = off."""
     rope_low_frequency: Annotated[PositiveFloat, SCALED_ROPE] = 1.0
-    """Waves that turn less often than this within the original context are slowed down fully."""
+    """Turns within the original context below which a wave is slowed down by the whole factor."""
     rope_high_frequency: Annotated[PositiveFloat, SCALED_ROPE] = 4.0
-    """Waves that turn more often than this within it are left alone."""
+    """Turns within the original context above which a wave is left alone."""
     rope_original_positions: Annotated[PositiveInt, SCALED_ROPE] = 8192
-    """Context that the model was first trained with."""
+    """Length of the context that the model was first trained with."""
     relative_buckets: Annotated[PositiveInt, T5, Elsewhere("relative_attention_num_buckets")] = 32
-    """t5: distances told apart."""
+    """t5: number of buckets of distances that the bias tells apart."""
     relative_max_distance: Annotated[PositiveInt, T5, Elsewhere("relative_attention_max_distance")] = 128
-    """t5: distances from here on share a bucket."""
+    """t5: distance from which on all distances share a bucket."""
     window: Annotated[PositiveInt | None, GPT, Elsewhere("sliding_window window_size")] = None
-    """Sliding window (Mistral): a token sees itself and the window - 1 tokens before it; unset = all before it."""
+    """Number of tokens that a token sees, itself included (sliding window: Mistral); unset = all tokens before it."""
     layer_pattern: Annotated[tuple[LayerKind, ...], GPT, Needs("model.window"), Elsewhere("layer_types")] = ()
-    """Kinds of layers, from the first on and again and again: local ones have the window, global ones see all tokens
+    """Kinds of the first layers, which repeat from there on: local layers have the window, global ones see all tokens
     before them (Gemma 2: local, global); empty = all layers are alike."""
     attention_scale: Annotated[PositiveFloat | None, Elsewhere("softmax_scale")] = None
     """Factor of the attention scores; unset = 1 / sqrt(H)."""
     attention_softcap: Annotated[PositiveFloat | None, GPT, Elsewhere("attn_logit_softcapping")] = None
-    """Attention scores s become c tanh(s / c) of this c (Gemma 2); unset = they stay."""
+    """Cap c of the attention scores s, which become c tanh(s / c) (Gemma 2); unset = no cap."""
     logit_softcap: Annotated[PositiveFloat | None, GPT, Elsewhere("final_logit_softcapping")] = None
-    """Logits become c tanh(logit / c) of this c (Gemma 2); unset = they stay."""
+    """Cap c of the logits, which become c tanh(logit / c) (Gemma 2); unset = no cap."""
     norm: Annotated[Literal["layernorm", "rmsnorm"], Elsewhere("normalization")] = "layernorm"
-    """Normalisation before attention, before the MLP and before the head."""
+    """Normalisation before attention, MLP and head."""
     norm_plus_one: Annotated[bool, Elsewhere("apply_layernorm_1p=true")] = False
-    """Norms scale by 1 + their weights, which start at 0 (Gemma; Megatron-LM: layernorm 1p)."""
+    """Let norms scale by 1 + their weights, which start at 0 (Gemma; Megatron-LM: layernorm 1p)."""
     branch_norm: Annotated[bool, GPT] = False
     """Normalise the output of attention and MLP as well, before it joins the residual stream (Gemma 2)."""
     norm_placement: Annotated[Literal["pre", "post"], BERT] = "pre"
-    """Normalise the input of a branch, or the sum after it (the first BERT); then there is no norm before the head."""
+    """Place of a branch's norm: at the input of the branch (pre), or at the sum behind it (post, as in the first BERT),
+    where no norm comes before the head."""
     embedding_scale: Annotated[bool, GPT] = False
     """Multiply the embedding by sqrt(D), rounded to the precision of the computation (Gemma)."""
     embedding_norm: bool = False
@@ -104,16 +108,16 @@ class ModelConfig:
     norm_eps: Annotated[PositiveFloat, Elsewhere("norm_epsilon layernorm_epsilon layer_norm_epsilon rms_norm_eps")] = (
         1e-5
     )
-    """Added to the variance inside the norm."""
+    """Number that is added to the variance in a norm."""
     activation: Annotated[
         Activation, Elsewhere("swiglu=swiglu squared_relu=squared_relu hidden_act activation_function")
     ] = "gelu"
-    """MLP non-linearity: GELU in its tanh form, GELU, ReLU, its square (2109.08668), or a unit gated by SiLU or (tanh)
-    GELU, which has two input matrices."""
+    """Non-linearity of the MLP: GELU in its tanh form (gelu) or exact (gelu_exact), ReLU, its square (2109.08668), or a
+    unit with two input matrices that is gated by SiLU (swiglu) or tanh GELU (geglu)."""
     bias: Annotated[bool, Elsewhere("disable_bias_linear=false add_bias_linear")] = True
-    """Biases on every linear layer."""
+    """Give every linear layer a bias."""
     qkv_bias: Annotated[bool | None, Elsewhere("add_qkv_bias=true")] = None
-    """Bias on the query/key/value projection; unset = bias."""
+    """Give the query/key/value projection a bias; unset = as bias says."""
     qk_norm: Annotated[bool, Elsewhere("qk_layernorm=true")] = False
     """Normalise each query and key head before the rotary embedding."""
     tied_head: Annotated[bool, Elsewhere("untie_embeddings_and_output_weights=false tie_word_embeddings")] = True
@@ -122,40 +126,41 @@ class ModelConfig:
     """bert: non-linearity of the head that restores masked tokens (Megatron-LM's BERT: gelu_exact); unset =
     activation."""
     token_types: Annotated[NonNegativeInt, BERT, Elsewhere("type_vocab_size")] = 0
-    """bert: kinds of tokens that have an embedding (first or second part of a pair); 0 = none."""
+    """bert: number of kinds of tokens that have an embedding (first or second part of a pair); 0 = none."""
     pair_task: Annotated[bool, BERT, Elsewhere("bert_binary_head bert_no_binary_head=false")] = False
-    """bert: learn which part of a pair comes first as well (Megatron's sentence order), from a pooled first token."""
+    """bert: learn as well which part of a pair comes first (Megatron's sentence order), from a pooled first token."""
     experts: Annotated[NonNegativeInt, Elsewhere("num_experts num_local_experts")] = 0
-    """E, MLPs of every layer of which each token uses some (a mixture); 0 = one MLP for all."""
+    """Number of experts, E: MLPs of a layer of which each token uses some (a mixture); 0 = one MLP for all tokens."""
     experts_per_token: Annotated[PositiveInt, MIXTURE, Elsewhere("moe_router_topk num_experts_per_tok")] = 2
-    """k, those that a token uses."""
+    """Number of experts that a token uses, k."""
     expert_ffn_size: Annotated[PositiveInt | None, MIXTURE, Elsewhere("moe_ffn_hidden_size moe_intermediate_size")] = (
         None
     )
-    """F of an expert; unset = ffn_hidden_size."""
+    """Width of an expert, F; unset = ffn_hidden_size."""
     dense_layers: Annotated[NonNegativeInt, MIXTURE, Elsewhere("first_k_dense_replace")] = 0
-    """First layers that have one MLP, of ffn_hidden_size, in the place of experts (DeepSeek)."""
+    """Number of first layers that have one MLP, of ffn_hidden_size, in the place of experts (DeepSeek)."""
     shared_ffn_size: Annotated[
         NonNegativeInt, MIXTURE, Elsewhere("moe_shared_expert_intermediate_size shared_expert_intermediate_size")
     ] = 0
-    """F of an MLP beside the experts that all tokens use; 0 = none."""
+    """Width of an MLP beside the experts that all tokens use; 0 = none."""
     shared_gate: Annotated[bool, Needs("model.shared_ffn_size"), Elsewhere("moe_shared_expert_gate=true")] = False
     """Weigh the shared MLP by a learned sigmoid of the token (Qwen)."""
     router_renormalize: Annotated[bool, MIXTURE, Elsewhere("norm_topk_prob moe_router_pre_softmax=false")] = True
-    """Weights of a token's k experts sum to 1 (Mixtral); off: their share of the softmax over all experts."""
+    """Let the weights of a token's k experts sum to 1 (Mixtral); off = they are their share of the softmax over all
+    experts."""
     balance_loss: Annotated[NonNegativeFloat, MIXTURE, Elsewhere("moe_aux_loss_coeff router_aux_loss_coef")] = 0.0
     """Factor of the loss that spreads the tokens of a sequence over the experts."""
     z_loss: Annotated[NonNegativeFloat, MIXTURE, Elsewhere("moe_z_loss_coeff")] = 0.0
     """Factor of the loss that keeps the router's logits small."""
     attention_dropout: BelowOne = 0.0
-    """Dropout rate on attention probabilities."""
+    """Dropout rate of the attention probabilities."""
     hidden_dropout: BelowOne = 0.0
-    """Dropout rate on the embedding and on every branch before it joins the residual stream."""
+    """Dropout rate of the embedding, and of every branch before it joins the residual stream."""
     init_std: Annotated[NonNegativeFloat, Elsewhere("init_method_std initializer_range")] = 0.02
     """Standard deviation of the initial weights; output layers use init_std / sqrt(2 L)."""
 
     def __post_init__(self) -> None:
-        """Refuse what the family does not have or would ignore, and sizes that do not fit together."""
+        """Refuse what the family lacks or would ignore, and sizes that do not fit together."""
         refuse_ignored("model", self)
         self._check_family()
         self._check_sizes()
@@ -226,12 +231,12 @@ class ModelConfig:
 
     @property
     def position_rows(self) -> int:
-        """Return P, the rows of a learned table of positions."""
+        """Return P, the number of rows of a learned table of positions."""
         return self.max_positions + self.position_offset
 
     @property
     def kv_heads(self) -> int:
-        """Return K, the key/value heads, after the default."""
+        """Return K, the number of key/value heads, after the default."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
@@ -252,12 +257,12 @@ class ModelConfig:
 
     @property
     def gated(self) -> bool:
-        """Say whether the MLP multiplies two input matrices."""
+        """Tell whether the MLP multiplies two input matrices."""
         return self.activation in ("swiglu", "geglu")
 
     @property
     def expert_size(self) -> int:
-        """Return F of an expert, after the default."""
+        """Return F of an expert, the width of its MLP, after the default."""
         return self.expert_ffn_size or self.ffn_size
 
     @property
@@ -271,12 +276,12 @@ class ModelConfig:
 
     @property
     def has_qkv_bias(self) -> bool:
-        """Say whether the query/key/value projection has a bias, after the default."""
+        """Tell whether the query/key/value projection has a bias, after the default."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
 
     @property
     def padded_vocab_size(self) -> NonNegativeInt:
-        """Return V, the rows of the embedding table; those past `vocab_size` take part in nothing."""
+        """Return V, the number of rows of the embedding table; those past `vocab_size` take part in nothing."""
         if self.vocab_size is None:
             raise InputError("model.vocab_size is not known yet: set it or give a tokenizer")
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple

@@ -1,4 +1,4 @@
-"""What values need of one another: keys that mean nothing without another key, and sizes that have to divide."""
+"""Marks and checks of keys that mean nothing without another key, and of sizes that have to divide one another."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from megajax.config.yaml_text import yaml_text
 
 
 class Needs(NamedTuple):
-    """The mark of a field that means something only where another key has one of some values.
+    """Mark a field that means something only where another key has one of some values.
 
-    Elsewhere the field would be ignored, and is refused instead unless it has its default.
+    Anywhere else the field would be ignored, so it is refused there unless it has its default.
     """
 
     key: str
     values: tuple[str | None, ...] = ()
-    """Any that is set (not 0, false, unset or empty) where there is none."""
+    """Values of the key; empty stands for any value that is set (not 0, false, unset or empty)."""
     others: tuple[str, ...] = ()
-    """Other keys, of which any that is set gives the field a meaning as well."""
+    """Other keys, each of which gives the field a meaning as well if it is set."""
 
     def are_met(self, values: Mapping[str, Any]) -> bool:
-        """Say whether these values, by key, give the field a meaning; they do where the key is not among them."""
+        """Tell whether these values, by key, give the field a meaning; they do where the key is not among them."""
         if self.key not in values:
             return True
         there = values[self.key]
@@ -34,7 +34,7 @@ class Needs(NamedTuple):
 
 
 def refuse_ignored(section: str, component: Any) -> None:
-    """Refuse fields of a component that are set where they would be ignored for what others of its fields are.
+    """Refuse fields of a component that are set although its other fields leave them without a meaning.
 
     Raises:
         InputError: names the key, what it needs and the remedy.
@@ -47,11 +47,11 @@ def refuse_ignored(section: str, component: Any) -> None:
 
 
 def refuse_ignored_keys(fields: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> None:
-    """Refuse keys that are set where they would be ignored.
+    """Refuse keys that are set although other values leave them without a meaning.
 
     Args:
-        fields: by key.
-        values: by key, those that are known.
+        fields: declaration of every key.
+        values: values that are known, by key.
 
     Raises:
         InputError: names the key, what it needs and the remedy.
@@ -69,7 +69,7 @@ def refuse_ignored_keys(fields: Mapping[str, FieldInfo], values: Mapping[str, An
 
 
 def ignored_keys(fields: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> dict[str, Needs]:
-    """Return the keys that are set where they are ignored, and what each one needs."""
+    """Return the keys that are set where they are ignored, with what each of them needs."""
     found: dict[str, Needs] = {}
     for key, field in fields.items():
         if values.get(key, field.default) != field.default:
@@ -82,16 +82,16 @@ def ignored_keys(fields: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> 
 def require_multiple(
     name: str, value: int, divisor_name: str, divisor: int, remedy: str, common: int = 0, step: int = 1
 ) -> None:
-    """Refuse a value that is no multiple of a divisor, and name the divisors that it would be a multiple of.
+    """Refuse a value that is no multiple of a divisor, and name divisors that it is a multiple of.
 
     Args:
-        name: of the value.
-        value: to be divided.
-        divisor_name: the key that divides it, or a product of some that ends with "=".
-        divisor: its size.
-        remedy: what to change.
-        common: what else the divisor has to divide, as one number: 0 = nothing.
-        step: the divisor is always a multiple of it.
+        name: name of the value.
+        value: number that has to be a multiple.
+        divisor_name: name of the key that has to divide it, or a product of several that ends with "=".
+        divisor: number that has to divide it.
+        remedy: advice on what to change.
+        common: another number that the divisor has to divide as well; 0 for none.
+        step: number of which a divisor always has to be a multiple.
     """
     if value % divisor:
         remainder = f"{value} % {divisor} = {value % divisor}"
@@ -105,7 +105,7 @@ def require_multiple(
 
 
 _SHOWN = 12
-"""How many sizes a message names, those next to the one that does not work."""
+"""Number of sizes that a message names, those nearest to the one that does not work."""
 
 
 def _divisors(number: int) -> list[int]:

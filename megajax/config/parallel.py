@@ -1,4 +1,4 @@
-"""How many devices each mesh axis takes."""
+"""Configuration of the mesh: how many devices each axis takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megajax.config.needs import require_multiple
 AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
 """Mesh axes, slowest to fastest: the first six fields of ParallelConfig."""
 REPLICAS = ("data", "fsdp", "expert")
-"""Axes that every sample of a batch lies on one place of."""
+"""Axes along which the samples of a batch are divided: a sample lies at one place of each."""
 
 
 def fit_vocabulary(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:
@@ -28,36 +28,37 @@ def fit_vocabulary(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:
 
 @component
 class ParallelConfig:
-    """Sizes of the mesh axes, slowest to fastest: pipe, data, fsdp, expert, context, tensor."""
+    """Say how many devices each mesh axis takes, slowest axis first: pipe, data, fsdp, expert, context, tensor."""
 
     pipe: Annotated[PositiveInt, Elsewhere("pipeline_model_parallel_size pp")] = 1
-    """Pipeline stages."""
+    """Number of pipeline stages."""
     chunks: Annotated[
         PositiveInt,
         Elsewhere("num_virtual_stages_per_pipeline_rank num_layers_per_virtual_pipeline_stage=LAYERS/(PIPE*N)"),
     ] = 1
-    """Chunks of layers per pipeline stage (Megatron: virtual stages); more than 1 interleaves, for a smaller bubble."""
+    """Number of chunks of layers in a pipeline stage (Megatron: virtual stages); more than 1 interleaves, for a smaller
+    bubble."""
     data: Annotated[PositiveInt | Literal["auto"], Elsewhere("data_parallel_size dp")] = "auto"
-    """Replicas of the model; auto = the devices that the other axes leave."""
+    """Number of replicas of the model; auto = the devices that the other axes leave."""
     fsdp: Annotated[
         PositiveInt, Elsewhere("data_parallel_sharding_strategy use_megatron_fsdp=DEVICES use_torch_fsdp2=DEVICES")
     ] = 1
-    """Ways the batch and every weight are sharded, weights gathered layer by layer (ZeRO-3)."""
+    """Number of parts into which the batch and every weight are cut; weights are gathered layer by layer (ZeRO-3)."""
     expert: Annotated[PositiveInt, Elsewhere("expert_model_parallel_size ep")] = 1
-    """Ways the experts of a mixture are sharded."""
+    """Number of parts into which the experts of a mixture are divided."""
     context: Annotated[PositiveInt, Elsewhere("context_parallel_size cp")] = 1
-    """Ways the sequence is sharded in attention."""
+    """Number of parts into which the sequence is cut in attention."""
     tensor: Annotated[PositiveInt, Elsewhere("tensor_model_parallel_size tp")] = 1
-    """Ways heads, MLP and vocabulary are sharded (Megatron tensor parallelism)."""
+    """Number of parts into which heads, MLP and vocabulary are cut (Megatron's tensor parallelism)."""
     zero: Annotated[Literal[0, 1], Elsewhere("use_distributed_optimizer=1")] = 0
-    """1 = master weights and optimizer state are split over data as well (ZeRO-1): gradients are reduce-scattered, and
-    the weights gathered once a step in the compute dtype."""
+    """1 = split master weights and optimizer state over data as well (ZeRO-1): gradients are reduce-scattered, and the
+    weights gathered once a step in the compute dtype."""
     whole_heads: bool = False
-    """Every tensor shard computes all of the attention, for models whose heads do not divide over tensor."""
+    """Let every tensor shard compute all of the attention, for models whose heads do not divide over tensor."""
     sequence_parallel: bool = True
-    """Shard the residual stream, norms and dropout along the sequence over tensor as well."""
+    """Cut the residual stream, norms and dropout along the sequence over tensor as well."""
     simulate_devices: NonNegativeInt = 0
-    """Run on this many simulated CPU devices instead of the real ones; 0 = off."""
+    """Number of simulated CPU devices to run on instead of the real ones; 0 = run on the real ones."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -67,7 +68,7 @@ class ParallelConfig:
 
 
 def resolve_mesh(parallel: ParallelConfig, num_devices: int) -> dict[str, int]:
-    """Return the size of every mesh axis, slowest first, with `auto` worked out.
+    """Return the size of every mesh axis, slowest first, in which `auto` is worked out.
 
     Raises:
         InputError: the mesh does not take exactly `num_devices` devices; shows the arithmetic.

@@ -1,8 +1,8 @@
-"""Configurations that MegaJAX brings, found by name: `llama3_8b`, `recipes/gpt3_1.3b_bf16.yaml`, `quickstart`.
+"""Lookup of the configurations that MegaJAX brings, by name: `llama3_8b`, `recipes/gpt3_1.3b_bf16.yaml`, `quickstart`.
 
-They are the files of the repository's `configs/`, which `megajax/configs` points to; a wheel holds a copy of them. A
-file of the user comes first. A bare name is that of a file in `configs/` itself, `configs/models/` or
-`configs/recipes/`; those of other folders are named with their folder (`verify/gpt_tiny`).
+The configurations are the files of the repository's `configs/`, which `megajax/configs` points to; a wheel holds a copy
+of them. A file of the user comes first. A bare name is that of a file in `configs/` itself, `configs/models/` or
+`configs/recipes/`; files of other folders are named with their folder (`verify/gpt_tiny`).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from pathlib import Path
 from megajax.config.base import InputError
 
 CONFIGS = (Path(__file__).parents[1] / "configs").resolve()
-"""The folder of presets, recipes and the text that they train on."""
+"""Folder of the presets, the recipes and the text that they train on."""
 _BY_BARE_NAME = ("", "models", "recipes")
 """Folders whose files need no folder in their name. No name is in two of them."""
 
 
 def find_config(name: str, beside: Path = Path()) -> Path:
-    """Find the configuration file of this name.
+    """Find the configuration file that has a name.
 
     Args:
-        name: a path relative to `beside` or to `configs/`, or the bare name of a preset or recipe; `.yaml` may be left
+        name: path relative to `beside` or to `configs/`, or the bare name of a preset or recipe; `.yaml` may be left
             out, and `configs/` may stand before it.
-        beside: the folder of the file that names it, or the working directory.
+        beside: folder of the file that mentions the name, or the working directory.
 
     Raises:
-        InputError: there is none; names that look like it are suggested.
+        InputError: there is no such file; names that look like it are suggested.
     """
     bundled = CONFIGS / Path(name).relative_to("configs") if Path(name).parts[:1] == ("configs",) else CONFIGS / name
     folders = _BY_BARE_NAME[1:] if Path(name).name == name else ()
@@ -45,7 +45,7 @@ def find_config(name: str, beside: Path = Path()) -> Path:
 
 
 def find_bundled(path: str) -> str:
-    """Return a file as the user named it, or else the one of this name that MegaJAX brings in `configs/`."""
+    """Return the path of a file as the user named it, or of the file that MegaJAX brings under this name."""
     name = Path(path)
     if name.parts[:1] == ("configs",) and not name.exists():
         bundled = CONFIGS / name.relative_to("configs")
@@ -54,7 +54,7 @@ def find_bundled(path: str) -> str:
 
 
 def list_presets() -> dict[str, str]:
-    """List every configuration by its shortest name, with its title, which is how the first line of its file begins."""
+    """List every configuration by its shortest name, with its title, which is the beginning of its first line."""
     presets = {}
     folders = [*_BY_BARE_NAME, *sorted({path.parent.name for path in CONFIGS.glob("*/*.yaml")} - set(_BY_BARE_NAME))]
     for folder in folders:
@@ -66,7 +66,7 @@ def list_presets() -> dict[str, str]:
 
 
 def _nearest(name: str) -> list[str]:
-    """Return the names that this one may have meant, best first."""
+    """Return the names of presets that a wrong name may have meant, best first."""
     wanted = Path(name).with_suffix("").name if name.endswith(".yaml") else Path(name).name
     names = {preset.rpartition("/")[2]: preset for preset in reversed(list_presets())}
     same = [preset for preset in list_presets() if preset.rpartition("/")[2] == wanted]

@@ -1,8 +1,9 @@
-"""`config.yaml` of a run: where the files are that it names, wherever the run lies by now.
+"""Paths in `config.yaml` of a run, which stay right wherever the run lies by now.
 
 A path that a user gives is relative to the working directory. A run writes it down such that it is found from any other
-one: absolute, but what lies in the run itself is named from there, so that the run can be moved and renamed. The files
-of its tokenizer are always its own, under the names that they had elsewhere: `tokenizer_places` says where they lie.
+directory: as an absolute path, or relative to the run for what lies in the run itself, so that the run can be moved and
+renamed. A run always has its own copy of its tokenizer's files, under the names that they had elsewhere:
+`tokenizer_places` returns where it lies.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from megajax.config.presets import find_bundled
 
 CONFIG = "config.yaml"
 IDENTITY = "run.json"
-"""Beside config.yaml of a run: who it is, even when it is moved or copied."""
+"""File beside config.yaml that identifies a run even when it is moved or copied."""
 TOKENIZER = "tokenizer"
-"""Folder of a run's tokenizer files."""
+"""Folder in a run that holds its tokenizer files."""
 CAME_WITH_MODEL = "huggingface"
-"""Folder of what came with the Hugging Face model that a run was made of, its tokenizer included."""
+"""Folder in a run that holds what came with the Hugging Face model that it was made of, the tokenizer included."""
 TRAINED_TOKENIZER = {"sentencepiece": ("model", "tokenizer.model"), "bert_wordpiece": ("vocab", "vocab.txt")}
-"""Types that can be trained: key of the file, and its name in the run."""
+"""Type of tokenizer that can be trained -> the key of its file, and the name of the file in the run."""
 TOKENIZER_FILES = ("model", "vocab", "merges", "chat_template")
 """Keys of the section `tokenizer` that name a file."""
 
@@ -56,16 +57,17 @@ def from_the_run(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_places(run: Path, name: str) -> tuple[Path, Path, Path]:
-    """Return where the copy that a run has of a tokenizer file may lie; the first place where it is counts.
+    """Return the places where a run's copy of a tokenizer file may lie; the first one where it is counts.
 
-    A run copies its tokenizer, or trains it, into RUN/tokenizer. Next comes the name that config.yaml has for it, which
-    for a tokenizer that an older version trained lies in RUN. What came with a model stays in RUN/huggingface.
+    A run copies its tokenizer, or trains it, into RUN/tokenizer. The second place is the name that config.yaml has for
+    it, which for a tokenizer that an older version trained lies in RUN. What came with a model stays in
+    RUN/huggingface.
     """
     return run / TOKENIZER / Path(name).name, run / name, run / CAME_WITH_MODEL / Path(name).name
 
 
 def _tokenizer_files(run: Path, values: Mapping[str, Any], path: Callable[[str], str]) -> dict[str, str]:
-    """Return by key where the tokenizer's files are; if they are nowhere, where they should be."""
+    """Return by key where the tokenizer's files are, or where they should be if they are nowhere."""
     files = {}
     trained, default = TRAINED_TOKENIZER.get(values.get("tokenizer.type", ""), ("", ""))
     for field in TOKENIZER_FILES:
@@ -80,7 +82,7 @@ def _tokenizer_files(run: Path, values: Mapping[str, Any], path: Callable[[str],
 
 
 def same_paths(one: Any, other: Any) -> bool:
-    """Say whether two values of a key name the same places, however they are spelled."""
+    """Tell whether two values of a key name the same places, however they are spelled."""
     return _real(one) == _real(other)
 
 

@@ -1,9 +1,9 @@
-"""YAML as version 1.2 reads it (its core schema): a value is what it looks like.
+"""Reading and writing of YAML by the core schema of version 1.2: a value is what it looks like.
 
 PyYAML follows version 1.1, in which `no` is false, `90:5:5` is 324305 (base 60), `010` is 8, `1_000` is a number,
-`2024-01-01` a date and `1e-4` a text. Here only `true`, `false`, `null`, `~`, decimal, 0o and 0x integers and floats
-such as `1e-4` and `.inf` are no texts. A number remembers how it was written, for keys that hold a text: `1.10` may be
-the name of a folder. Dumped texts are quoted where either version would read something else.
+`2024-01-01` a date and `1e-4` a text. Here every value is a text but `true`, `false`, `null`, `~`, decimal, 0o and 0x
+integers, and floats such as `1e-4` and `.inf`. A number remembers how it was written, for keys that hold a text: `1.10`
+may be the name of a folder. Dumped texts are quoted where either version would read something else.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _CORE = (
     ),
     ("merge", r"<<", ["<"]),  # of version 1.1, and too useful to be lost
 )
-"""Tag, what it looks like, and first letters: the core schema (YAML 1.2.2, section 10.3.2)."""
+"""Tag, pattern and possible first letters of each kind of value in the core schema (YAML 1.2.2, section 10.3.2)."""
 
 
 class WrittenInt(int):
-    """A whole number that knows how it was written."""
+    """Whole number that remembers how it was written."""
 
     text: str
 
 
 class WrittenFloat(float):
-    """A number that knows how it was written."""
+    """Number that remembers how it was written."""
 
     text: str
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader of the core schema, which refuses a key that is given twice."""
+    """Loader of the core schema, which refuses a key that is given twice."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 - as PyYAML declares it
 
@@ -61,7 +61,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that quotes what one of both versions takes for something else than a text."""
+    """Dumper that quotes a text if either version of YAML would read something else."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: list(found) for first, found in yaml.SafeDumper.yaml_implicit_resolvers.items()
@@ -91,10 +91,10 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Parse a text; its numbers are `WrittenInt` and `WrittenFloat`.
+    """Parse a text, whose numbers become `WrittenInt` and `WrittenFloat`.
 
     Raises:
-        InputError: it is no YAML, or gives a key twice; names `source` and the line.
+        InputError: it is no YAML, or gives a key twice; the message names `source` and the line.
     """
     try:
         return yaml.load(text, _Loader)
