@@ -22,8 +22,9 @@ from tests.interop.test_conversion_cases import rewrite
 pytestmark = pytest.mark.needs("torch", "transformers")
 
 NAMES = [
-    "gpt2-exact-gelu", "llama", "llama-biases", "llama-3.1", "mistral", "qwen2-window", "qwen3", "mixtral", "qwen2-moe",
-    "qwen3-moe", "bloom", "bert", "megatron-bert", "roberta", "t5", "t5-1.1",
+    "gpt2-exact-gelu", "llama", "llama-biases", "llama-3.1", "mistral", "starcoder2", "nemotron", "nemotron-llama-3.1",
+    "qwen2-window", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "bloom", "bert", "megatron-bert",
+    "roberta", "t5", "t5-1.1",
 ]  # fmt: skip
 
 
@@ -121,6 +122,7 @@ def test_the_rotary_base_of_a_mixtral_that_names_none(tmp_path: Path) -> None:
         ("llama", ["rope_base=500"]),
         ("llama-3.1", ["rope_scaling_factor=2", "norm_eps=1e-2"]),
         ("mistral", ["window=3"]),
+        ("nemotron", ["rope_fraction=0.25", "rope_base=500", "activation=gelu"]),
         ("qwen2", ["window=3"]),
         ("qwen2-moe", ["window=3", "router_renormalize=true"]),
         ("qwen3-moe", ["window=3", "experts_per_token=1"]),
