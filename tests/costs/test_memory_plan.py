@@ -23,7 +23,7 @@ from megajax.costs.memory import (
     state_bytes,
 )
 from megajax.models.block import run_blocks, stack_blocks
-from megajax.models.context import Context
+from megajax.models.context import Context, Kind
 from megajax.models.parameters import cast
 from megajax.models.rope import rope_angles
 from megajax.parallel.layout import MeshLayout
@@ -120,7 +120,7 @@ def residuals_of(config: Config, batch: int, sequence: int) -> int:
     def saved(blocks: Any, x: jax.Array) -> list[jax.Array]:
         places = jnp.broadcast_to(jnp.arange(sequence), (batch, sequence))
         angles = rope_angles(places, model) if model.positions == "rope" else None
-        context = Context(MeshLayout(Rules(mesh)), None, angles, None)
+        context = Context(MeshLayout(Rules(mesh)), kinds=(Kind(angles=angles),))
         run: Callable[..., jax.Array] = lambda b, x: run_blocks(b, x, context, remat_policy(config.train.remat))  # noqa: E731
         _, pull = jax.vjp(run, blocks, x)
         known = jax.tree.leaves((blocks, angles))
