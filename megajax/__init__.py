@@ -1,7 +1,8 @@
-"""Megatron-LM rebuilt on JAX/XLA: one training step, every parallel layout. Start reading at `megajax.train`.
+"""MegaJAX rebuilds Megatron-LM on JAX/XLA: one training step, every parallel layout.
 
-The names below are what notebooks and scripts need; each is imported when it is first used, so that `import megajax`
-costs nothing. Commands keep their modules: `from megajax.train import train`, `from megajax.planning import plan`.
+Start reading at `megajax.train`. The names below are what notebooks and scripts need; each is imported when it is first
+used, so that `import megajax` costs nothing. Commands keep their modules: `from megajax.train import train`, `from
+megajax.planning import plan`.
 """
 
 from importlib import import_module

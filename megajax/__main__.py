@@ -1,4 +1,4 @@
-"""`python -m megajax`: what there is to run. Every command with one line, every configuration that can be named."""
+"""`python -m megajax`: list every command with its purpose, and every configuration that can be named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megajax.config.presets import CONFIGS, list_presets
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """Print the list."""
+    """Print the list of commands and configurations."""
     commands = list_commands()
     if argv and argv[0] not in ("-h", "--help"):
         name = f"megajax.{argv[0]}"
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
 
 
 def list_commands() -> dict[str, str]:
-    """Return each command's module with the first sentence of its docstring; nothing is imported for it."""
+    """Return the module of each command, with the first sentence of its docstring; no module is imported for it."""
     commands = {}
     for package in ("megajax", "launch"):
         spec = find_spec(package)

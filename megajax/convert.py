@@ -1,8 +1,8 @@
 """`python -m megajax.convert import SRC --out RUN` and `export RUN --out DIR`: models from elsewhere in, and out.
 
-Hugging Face models go both ways: `megajax.interop.hf.transfer` says what is in such a run, `megajax.interop.hf`
-which families there are. Checkpoints of Megatron-LM come in (`megajax.interop.megatron.transfer`), their weights
-without the optimizer's state; nothing goes out in its format.
+Hugging Face models go both ways: `megajax.interop.hf.transfer` describes the run that is made, and `megajax.interop.hf`
+lists the families. Checkpoints of Megatron-LM come in (`megajax.interop.megatron.transfer`), as weights without the
+state of the optimizer; nothing goes out in its format.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from megajax.interop.megatron.read import is_megatron
 from megajax.interop.megatron.transfer import import_megatron
 
 ONLY = {"import": ("words", "interleaved_rope", "draw_heads", "ignore_args"), "export": ("step", "dtype")}
-"""The options that only one of the two directions has."""
+"""Direction -> the options that only this direction has."""
 
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """Run the command line."""
+    """Run the command line and say on stdout what was made."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
     require_one_process("conversion")
     given = _parser().parse_intermixed_args(argv)
@@ -56,22 +56,39 @@ def main(argv: list[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="python -m megajax.convert",
-        description="Hugging Face models in and out, checkpoints of Megatron-LM in.",
+        description="Import models of Hugging Face and checkpoints of Megatron-LM, and export to Hugging Face.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("action", choices=list(ONLY), help="make a run of a model, or a model of a run")
-    add("source", type=Path, metavar="SRC", help="a model's directory or .safetensors file, or Megatron-LM's; a run")
-    add("words", nargs="*", metavar="KEY=VALUE", help="import: values of the run's configuration")
-    add("--out", type=Path, required=True, metavar="DIR", help="the run, or the model, that is made; must not exist")
-    add("--interleaved-rope", action="store_true", help="import: rotary pairs are neighbours (LLaMA's first release)")
-    add("--draw-heads", action="store_true", help="import: heads that the files lack are drawn at random")
-    what = (
-        "import: arguments of Megatron-LM's checkpoint, unknown here, that leave its model alone, with commas between"
+    add("action", choices=list(ONLY), help="import makes a run of a model, export makes a model of a run")
+    add(
+        "source",
+        type=Path,
+        metavar="SRC",
+        help="import: directory of a model, its .safetensors file, or Megatron-LM's; export: run",
     )
+    add("words", nargs="*", metavar="KEY=VALUE", help="import: values for the configuration of the run")
+    add(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="directory of the run or model that is made, which must not exist",
+    )
+    add(
+        "--interleaved-rope",
+        action="store_true",
+        help="import: read rotary pairs as neighbours (LLaMA's first release)",
+    )
+    add("--draw-heads", action="store_true", help="import: draw heads that the files lack at random")
+    what = "import: accept these unknown arguments of a Megatron-LM checkpoint as harmless (names with commas between)"
     add("--ignore-args", metavar="NAMES", default="", help=what)
-    add("--step", type=int, metavar="N", help="export: checkpoint; unset = the newest")
-    add("--dtype", choices=list(PRECISIONS), help="export: of all tensors; unset = as imported, or fp32")
+    add("--step", type=int, metavar="N", help="export: step of the checkpoint (default: the newest)")
+    add(
+        "--dtype",
+        choices=list(PRECISIONS),
+        help="export: precision of all tensors (default: as imported, or else fp32)",
+    )
     return parser
 
 

@@ -1,8 +1,8 @@
 """`python -m megajax.evaluate RUN_DIR --task wikitext103 --data FILE [parallel.tensor=2 ...]`: score a trained model.
 
 wikitext103 and lambada are defined as in Megatron-LM, so that numbers compare with published ones; jsonl-perplexity is
-the plain perplexity of documents. Nothing in the run's directory is written, and the model may lie on any mesh. For
-lm-evaluation-harness see `megajax.inference.tasks.harness`.
+the plain perplexity of documents. Nothing is written into the run's directory, and the model may lie on any mesh.
+`megajax.inference.tasks.harness` connects lm-evaluation-harness.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from megajax.inference.trained import TrainedModel, load_model
 
 TASKS = ("wikitext103", "lambada", "jsonl-perplexity")
 OVERLAP = 32
-"""The stride of overlapping windows on WikiText, Megatron-LM's default."""
+"""Stride of overlapping windows on WikiText in tokens, which is Megatron-LM's default."""
 
 Result = WikiText | Lambada | Documents
 
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """Run the command line: print the numbers on stdout, and all remarks on stderr."""
+    """Run the command line; print the numbers on stdout and all remarks on stderr."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
     require_one_process("evaluation")
     args = _parser().parse_intermixed_args(argv)
@@ -53,15 +53,15 @@ def evaluate(
     strict: bool = False,
     batch_size: int = 8,
 ) -> Result:
-    """Score a model.
+    """Score a model on a task.
 
     Args:
-        trained: a decoder.
-        task: one of `TASKS`.
-        data: its file.
-        overlapping_eval: stride of overlapping windows; unset = the task's default.
-        strict: lambada: the whole last word.
-        batch_size: windows that run together.
+        trained: trained decoder.
+        task: name of one of `TASKS`.
+        data: file of the task.
+        overlapping_eval: stride of overlapping windows in tokens; None for the task's default.
+        strict: whether lambada asks for the whole last word instead of the last token.
+        batch_size: number of windows that run together.
 
     Raises:
         InputError: an option does not go with the task, or the file is not what is needed.
@@ -93,20 +93,31 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m megajax.evaluate", description="Score a trained model on a task.", allow_abbrev=False
     )
     add = parser.add_argument
-    add("run_dir", metavar="RUN_DIR", help="output_dir of the training, or of an import")
     add(
-        "words", nargs="*", metavar="KEY=VALUE", help="layout, precision, length: parallel.tensor=2 data.seq_length=512"
+        "run_dir", metavar="RUN_DIR", help="directory of a run, which is output_dir of a training or --out of an import"
     )
-    add("--task", required=True, choices=TASKS)
-    add("--data", required=True, type=Path, metavar="FILE", help="wiki.test.tokens, or a jsonl file with key text")
+    add(
+        "words",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="values for layout, precision and length, such as parallel.tensor=2",
+    )
+    add("--task", required=True, choices=TASKS, help="task to score the model on")
+    add(
+        "--data",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="wiki.test.tokens, or a JSON Lines file with the key text",
+    )
     add(
         "--overlapping-eval", type=int, metavar="N",
-        help=f"windows move on by N tokens (wikitext103: {OVERLAP}, jsonl-perplexity: no overlap)",
+        help=f"move windows on by N tokens (default: {OVERLAP} for wikitext103, no overlap for jsonl-perplexity)",
     )  # fmt: skip
-    add("--strict-lambada", action="store_true", help="the whole last word, not the last token")
-    add("--batch-size", type=int, default=8, metavar="N", help="windows that run together (8)")
-    add("--step", type=int, metavar="N", help="checkpoint; unset = the newest")
-    add("--json", action="store_true", help="the numbers as one JSON record")
+    add("--strict-lambada", action="store_true", help="ask lambada for the whole last word instead of the last token")
+    add("--batch-size", type=int, default=8, metavar="N", help="number of windows that run together (default: 8)")
+    add("--step", type=int, metavar="N", help="step of the checkpoint (default: the newest)")
+    add("--json", action="store_true", help="print the numbers as one JSON record")
     return parser
 
 

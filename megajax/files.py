@@ -1,4 +1,4 @@
-"""Files that appear under their name complete, or not at all, and files that one process at a time may hold."""
+"""Writing of files that appear under their name complete or not at all, and locks that one process at a time holds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     Concurrent writers of the same path do not disturb each other: the last one to finish wins.
 
     Args:
-        path: the name that the file gets.
+        path: name that the file gets.
         durable: true to wait until the file is on the disk, so that it outlives a power failure the next moment.
             Without it the older file may come back then.
     """
@@ -55,7 +55,7 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def remove_leftovers(*paths: Path) -> None:
-    """Remove temporary files of killed writers of these paths, all in one folder; files being written stay."""
+    """Remove temporary files that killed writers of these paths left, all in one folder; files being written stay."""
     names = "|".join(re.escape(path.name) for path in paths)
     for entry in paths[0].parent.iterdir():
         if not re.fullmatch(rf"\.({names})\.[0-9a-f]{{32}}", entry.name):
@@ -67,7 +67,7 @@ def remove_leftovers(*paths: Path) -> None:
 
 @contextmanager
 def held_alone(path: Path, busy: Exception) -> Iterator[None]:
-    """Hold the lock file `path`; the system releases it when this process ends, however it ends.
+    """Hold a lock file, which the system releases when this process ends, however it ends.
 
     Raises:
         OSError: the file cannot be written, or the file system has no locks.

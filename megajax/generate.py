@@ -1,9 +1,9 @@
 """`python -m megajax.generate RUN_DIR --prompt "..." [parallel.tensor=2 ...]`: let a trained model continue text.
 
-Nothing in the run's directory is written, and of a checkpoint only the weights are read, onto one device or whatever
-mesh the words ask for, in the precision that the run was trained in. A prompt becomes ids exactly as the training text
-did: a beginning-of-sequence token stands before it if, and only if, one stood before that, the names of special tokens
-in it are text (with --special-tokens they are those tokens), and with --chat it is written as conversations were.
+Nothing is written into the run's directory. Only the weights of a checkpoint are read, onto one device or whatever mesh
+the words ask for, in the precision that the run was trained in. A prompt becomes ids exactly as the training text did:
+a beginning-of-sequence token stands before it if, and only if, one stood before that text; the names of special tokens
+in it are text (with --special-tokens they are those tokens); and with --chat it is written as conversations were.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from megajax.inference.trained import Prompt, load_model
 log = logging.getLogger(__name__)
 
 WRITES = ("continuation", "answer")
-"""Models that can generate text, as `Model.writes` has it."""
+"""Values of `Model.writes` that models which can generate text have."""
 
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """Run the command line: print continuations on stdout, and all remarks on stderr."""
+    """Run the command line; print continuations on stdout and all remarks on stderr."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", force=True)
     require_one_process("generation")
     args = _parser().parse_intermixed_args(argv)
@@ -67,14 +67,16 @@ def main(argv: list[str]) -> None:
 def generate_text(
     run_dir: str | Path, prompts: Sequence[str], *, step: int | None = None, words: Sequence[str] = (), **options: Any
 ) -> list[Continuation]:
-    """Continue prompts with the model of a run. To load the model only once, use `load_model` and `continue_prompts`.
+    """Continue prompts with the model of a run.
+
+    The model is loaded at every call; `load_model` and `continue_prompts` load it only once.
 
     Args:
         run_dir: `output_dir` of the training.
         prompts: texts to continue.
-        step: of the checkpoint; None for the newest.
-        words: layout and precision, such as `parallel.tensor=2`.
-        options: those of `inference.sample.Options`.
+        step: step of the checkpoint; None for the newest.
+        words: `KEY=VALUE` words for layout and precision, such as `parallel.tensor=2`.
+        options: fields of `inference.sample.Options`.
     """
     wanted = Options(**options)
     trained = load_model(run_dir, step, words, "generation", WRITES)
@@ -90,7 +92,7 @@ def _check_chat(args: argparse.Namespace) -> None:
 
 
 def _messages(prompt: str, system: str | None) -> list[Message]:
-    """Read a conversation from a JSON list of messages, or take the text as the user's only message."""
+    """Read a conversation from a JSON list of messages, or take the text as the only message of the user."""
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     try:
         written = json.loads(prompt) if prompt.startswith("[") else None
@@ -102,7 +104,7 @@ def _messages(prompt: str, system: str | None) -> list[Message]:
 
 
 def _read_prompts(path: Path) -> Iterator[str]:
-    """Read one prompt a line: plain text, or a JSON string where the prompt itself has line ends."""
+    """Read one prompt from each line: plain text, or a JSON string where the prompt itself has line ends."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -147,25 +149,35 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("run_dir", metavar="RUN_DIR", help="output_dir of the training, or of an import")
-    add("words", nargs="*", metavar="KEY=VALUE", help="layout and precision: parallel.tensor=2, train.precision=fp32")
+    add("run_dir", metavar="RUN_DIR", help="directory of a run: output_dir of a training, or --out of an import")
+    add("words", nargs="*", metavar="KEY=VALUE", help="values for layout and precision, such as parallel.tensor=2")
     add("--prompt", action="append", default=[], metavar="TEXT", help="text to continue; may be given again")
-    add("--prompts-file", type=Path, metavar="FILE", help="one prompt a line, plain or as a JSON string")
-    add("--tokens", type=int, default=64, metavar="N", help="new tokens at most")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given again")
-    add("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token")
+    add("--prompts-file", type=Path, metavar="FILE", help="file with one prompt in a line, plain or as a JSON string")
+    add("--tokens", type=int, default=64, metavar="N", help="largest number of new tokens")
+    add("--stop", action="append", default=[], metavar="TEXT", help="text before which to end; may be given again")
+    add(
+        "--temperature", type=float, default=1.0, metavar="T", help="divisor of the logits; 0 takes the likeliest token"
+    )
     add("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens; 0 = from all")
     add("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of total probability P")
-    add("--seed", type=int, default=0, help="of the draws")
-    add("--step", type=int, metavar="N", help="checkpoint; unset = the newest")
-    add("--chat", action="store_true", help="a prompt is what a user says, or a JSON list of messages; answer it")
-    add("--system", metavar="TEXT", help="with --chat: said to the assistant before all")
-    add("--special-tokens", action="store_true", help="names of special tokens in prompts stand for these tokens")
-    add("--add-bos", action=argparse.BooleanOptionalAction, help="token at the beginning; unset = as in training")
-    add("--batch-size", type=int, default=32, metavar="N", help="prompts that run together")
+    add("--seed", type=int, default=0, help="seed of the random draws")
+    add("--step", type=int, metavar="N", help="step of the checkpoint; unset = the newest")
+    add("--chat", action="store_true", help="answer a prompt as what a user says, or as a JSON list of messages")
+    add("--system", metavar="TEXT", help="with --chat: instruction that the assistant gets first")
+    add("--special-tokens", action="store_true", help="read names of special tokens in prompts as these tokens")
+    add(
+        "--add-bos",
+        action=argparse.BooleanOptionalAction,
+        help="begin with the beginning-of-sequence token; unset = as in training",
+    )
+    add("--batch-size", type=int, default=32, metavar="N", help="number of prompts that run together")
     add("--echo", action="store_true", help="print the prompt before its continuation")
-    add("--logprobs", action="store_true", help="log-probability of every new token; with --echo, of the prompt's too")
-    add("--json", action="store_true", help="a JSON record a line, with ids")
+    add(
+        "--logprobs",
+        action="store_true",
+        help="print the log-probability of every new token, with --echo of the prompt's too",
+    )
+    add("--json", action="store_true", help="print a JSON record with ids in each line")
     return parser
 
 

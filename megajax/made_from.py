@@ -1,9 +1,9 @@
 """Records of the files from which something was derived, so that the result is not used once they have changed.
 
-Token files have a record of their text, a copied or trained tokenizer of its files or text, imported weights of their
-model. The record holds a hash of the contents of each source, and the options that shaped the result. Names are
-recorded for messages and do not count: a file that was moved is the same source, and another one under its name is not.
-A source whose size, times and inode are those of the record is not read again.
+Token files have a record of their text, a copied or trained tokenizer has one of its files or text, and imported
+weights have one of their model. The record holds a hash of the contents of each source, and the options that shaped the
+result. Names are recorded for messages and do not count: a file that was moved is the same source, and another file
+under its name is another source. A source whose size, times and inode are those of the record is not read again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from megajax.files import atomic_write
 log = logging.getLogger(__name__)
 
 Source = dict[str, Any]
-"""State of a source: path, size, mtime_ns, ctime_ns, inode, and blake2b of the contents, which is None if it is gone.
+"""State of a source: path, size, mtime_ns, ctime_ns, inode, and blake2b of the contents, which is None if the file is
+gone.
 
-`also` are the paths that it had before: config.yaml, which is not written again, still names the source by one of them.
+The list `also` has the paths that it had before: config.yaml, which is not written again, still names the source by one
+of them.
 """
 
 _LARGE = 1 << 32
@@ -35,19 +37,19 @@ _LARGE = 1 << 32
 
 @dataclass(frozen=True)
 class MadeFrom:
-    """Sources and options from which something is derived."""
+    """Describe the sources and options from which something is derived."""
 
     sources: Sequence[str | Path]
-    """Files in their order."""
+    """Paths of the source files, in their order."""
     options: Mapping[str, Any]
     """Other options that the result depends on, as JSON has them."""
 
     def difference(self, record: Path) -> str | None:
         """Describe how these sources and options differ from the recorded ones.
 
-        The result is "" if they do not differ, and None without a record.
+        The result is "" if they do not differ, and None if there is no record.
 
-        A source that is gone does not differ if the record has it under this path, now or before.
+        A source that is gone does not count as different if the record has it under this path, now or before.
         """
         recorded = _read(record)
         if recorded is None:
@@ -78,7 +80,7 @@ class MadeFrom:
         return ""
 
     def make(self, record: Path, make: Callable[[], object]) -> None:
-        """Make the thing, then write the record of its sources as they were before."""
+        """Make the thing, then record its sources as they were before it was made."""
         record.unlink(missing_ok=True)
         before = [_look(path, None) for path in self.sources]
         make()

@@ -40,7 +40,7 @@ DIFFERS = 4
 
 @entry_point
 def main(argv: list[str]) -> int:
-    """Run the command line."""
+    """Run the command line and return the exit code that the module describes."""
     title = "Plan a run without any GPU: memory, communication, time and cost."
     loaded, options = parse_command_line("python -m megajax.plan", title, argv, start_of, _add_options)
     if options.like == "megatron" and (options.search or options.compile or options.compare):
@@ -98,11 +98,15 @@ def _profile(compiled: CompiledPlan) -> Profile:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpu", default="h100", metavar="NAME", help="which GPU (default: h100)")
-    parser.add_argument("--gpus", type=int, metavar="N", help="how many (default: as few as the mesh takes)")
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help="type of the GPUs (default: h100)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs (default: as few as the mesh takes)")
     parser.add_argument("--search", action="store_true", help="rank every legal layout, then plan the fastest")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="with --search: list so many (default: 10)")
-    parser.add_argument("--compile", action="store_true", help="compile the real step for the GPU, and compare")
+    parser.add_argument(
+        "--top", type=int, default=10, metavar="N", help="with --search: number of layouts to list (default: 10)"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the real step for the GPU, and compare it with the plan"
+    )
     parser.add_argument(
         "--compare",
         nargs=2,
@@ -114,13 +118,19 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--like",
         choices=("megajax", "megatron"),
         default="megajax",
-        help="whose memory and time (megatron: what published figures measure)",
+        help="program to plan: megajax, or megatron as published figures measure it (default: megajax)",
     )
     parser.add_argument(
-        "--tokens", type=float, default=TOKENS, metavar="N", help="token budget of the run (default: 300e9)"
+        "--tokens",
+        type=float,
+        default=TOKENS,
+        metavar="N",
+        help="number of tokens to train on, for time and cost (default: 300e9)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything here; keys: planning/schema.py")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report here, one page for any browser")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the whole plan as JSON (planning/schema.py explains the keys)"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report as one page for any browser")
 
 
 def _search(config: Config, options: argparse.Namespace) -> list[Candidate]:

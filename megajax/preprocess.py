@@ -122,17 +122,21 @@ def _parser() -> argparse.ArgumentParser:
         "--input",
         nargs="+",
         metavar="FILE",
-        help=".jsonl, .txt (these also .gz, .zst, .bz2 or .xz) and .parquet files, or patterns in quotes",
+        help="files to read: .jsonl or .txt (also with .gz, .zst, .bz2, .xz), .parquet, or patterns in quotes",
     )
-    add("--output-prefix", metavar="P", help="writes P_KEY_document.bin and .idx, or P.model")
+    add("--output-prefix", metavar="P", help="beginning of output names: P_KEY_document.bin and .idx, or P.model")
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys that hold text (default: text)")
     add(
         "--text-documents",
         choices=["file", "line"],
         default="file",
-        help="what a document of a .txt file is (default: the file)",
+        help="part of a .txt file that is a document (default: the file)",
     )
-    add("--split-sentences", action="store_true", help="one sequence per sentence, for BERT; writes P_KEY_sentence")
+    add(
+        "--split-sentences",
+        action="store_true",
+        help="make a sequence of each sentence, for BERT, in P_KEY_sentence.bin and .idx",
+    )
     add(
         "--append-eod",
         action=argparse.BooleanOptionalAction,
@@ -143,8 +147,13 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="begin documents with the beginning-of-sequence id (default: if the tokenizer puts it before texts)",
     )
-    add("--on-bad-line", choices=["error", "skip"], default="error", help="what to do about a line without a document")
-    add("--workers", type=_positive, default=1, metavar="N", help="processes (default: 1)")
+    add(
+        "--on-bad-line",
+        choices=["error", "skip"],
+        default="error",
+        help="treatment of a line without a document (default: error)",
+    )
+    add("--workers", type=_positive, default=1, metavar="N", help="number of worker processes (default: 1)")
     add("--train-tokenizer", action="store_true", help="only train a SentencePiece tokenizer on the input")
     add("--merge", nargs="+", metavar="PREFIX", help="write the documents of these token files (or folders) as P")
     add("--inspect", metavar="PREFIX", help="only show what is in these token files, decoded with a tokenizer")
@@ -154,14 +163,31 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--tokenizer-type", choices=[*_TOKENIZER_TYPES, *MEGATRON_TOKENIZERS], help="what turns text into ids")
-    add("--tokenizer-model", metavar="FILE", help="SentencePiece .model, Hugging Face tokenizer.json, or tiktoken file")
-    add("--vocab-file", metavar="FILE", help="vocab.json of a GPT-2 BPE, vocab.txt of a BERT WordPiece")
-    add("--merge-file", metavar="FILE", help="merges.txt of a GPT-2 BPE")
-    add("--vocab-size", type=_positive, metavar="N", help="ids of the null tokenizer, or pieces to train")
-    add("--vocab-extra-ids", type=_positive, default=0, metavar="N", help="T5 sentinels to add (default: 0)")
-    add("--tiktoken-pattern", choices=["v1", "v2", "llama3"], help="where a text is cut before merging")
-    add("--tiktoken-num-special-tokens", type=_positive, metavar="N", help="special ids of a tiktoken vocabulary")
+    add(
+        "--tokenizer-type",
+        choices=[*_TOKENIZER_TYPES, *MEGATRON_TOKENIZERS],
+        help="type of the tokenizer, which turns text into ids",
+    )
+    add(
+        "--tokenizer-model",
+        metavar="FILE",
+        help="file of the tokenizer: SentencePiece .model, Hugging Face tokenizer.json, or tiktoken file",
+    )
+    add(
+        "--vocab-file",
+        metavar="FILE",
+        help="file of the vocabulary: vocab.json of a GPT-2 BPE, vocab.txt of a BERT WordPiece",
+    )
+    add("--merge-file", metavar="FILE", help="file of the merges: merges.txt of a GPT-2 BPE")
+    add("--vocab-size", type=_positive, metavar="N", help="number of ids of the null tokenizer, or of pieces to train")
+    add("--vocab-extra-ids", type=_positive, default=0, metavar="N", help="number of T5 sentinels to add (default: 0)")
+    add("--tiktoken-pattern", choices=["v1", "v2", "llama3"], help="pattern by which a text is cut before merging")
+    add(
+        "--tiktoken-num-special-tokens",
+        type=_positive,
+        metavar="N",
+        help="number of special ids of a tiktoken vocabulary",
+    )
 
 
 def _positive(word: str) -> int:

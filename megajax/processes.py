@@ -1,10 +1,10 @@
-"""Several processes, several CPU devices: programs that take turns, and texts that every process is told.
+"""Tools for several processes: programs that take turns on CPU devices, and texts that every process is told.
 
-Programs with collectives must not overlap on CPU devices: a trap of XLA's CPU backend. Dispatch is asynchronous, and on
-CPU devices programs that do not depend on each other run at once. Then gloo pairs up collectives of different programs,
-or within a process the devices of one program wait for threads that those of another hold: all wait for ever (seen with
-jax 0.10.2: sixty small all-reduces dispatched in a row by four processes hang within seconds; waiting for each, never).
-GPUs run programs in the order of their dispatch.
+Programs with collectives must not overlap on CPU devices, because of a trap in XLA's CPU backend. Dispatch is
+asynchronous, and on CPU devices programs that do not depend on each other run at once. Then gloo pairs up collectives
+of different programs, or within a process the devices of one program wait for threads that those of another hold, and
+all wait for ever (seen with jax 0.10.2: sixty small all-reduces that four processes dispatch in a row hang within
+seconds; if each is waited for, they never do). GPUs run programs in the order of their dispatch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from jax.experimental import multihost_utils
 
 T = TypeVar("T")
 UNIT = 1024
-"""Size in bytes whose multiples messages have; few sizes are sent, as JAX compiles a program for each."""
+"""Unit in bytes of the size of messages, which is rounded up; few sizes are sent, as JAX compiles a program for
+each."""
 
 
 def take_turns() -> bool:

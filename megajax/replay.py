@@ -1,11 +1,11 @@
 """`python -m megajax.replay RUN_DIR [--step N] [KEY=VALUE ...]`: take steps of a run again and compare every bit.
 
-The steps from the newest checkpoint before N are taken twice. Loss and gradient norm of each are held against what the
-run recorded, and the state after step N against that of the other pass and of the run's own checkpoint, if it kept one.
-A difference is a fault of a device, a kernel that is not deterministic (`train.deterministic`), or other software than
-the run had. Other layouts give other bits: replay on the devices of the run, under a launcher if it had one, and name
-the keys that were not those of its first start, such as a mesh of fewer hosts. The batch size is the recorded one;
-where the run had other sources or another length by then, replaying without them is refused.
+The steps from the newest checkpoint before N are taken twice. Loss and gradient norm of each step are compared with
+what the run recorded, and the state after step N with that of the other pass and of the run's own checkpoint, if it
+kept one. A difference is a fault of a device, a kernel that is not deterministic (`train.deterministic`), or other
+software than the run had. Other layouts give other bits: replay on the devices of the run, under a launcher if it had
+one, and name the keys that were not those of its first start, such as a mesh of fewer hosts. The batch size is the
+recorded one; where the run had other sources or another length by then, replaying without them is refused.
 """
 
 from __future__ import annotations
@@ -30,17 +30,23 @@ from megajax.training.run_directory import RunDirectory
 from megajax.training.schedule import Schedule
 
 Metrics = dict[str, float | None]
-"""The metrics of a step by name. A number that is not finite is None, as in metrics.jsonl."""
+"""Metrics of a step by name. A number that is not finite is None, as in metrics.jsonl."""
 COMPARED = ("lm loss", "grad-norm", "learning-rate", "tokens")
 
 
 @entry_point
 def main(argv: list[str]) -> int:
     """Run the command line and return 1 if some bit differs."""
-    parser = OneLineParser(prog="python -m megajax.replay", description="Take steps of a run again and compare.")
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="output_dir of the training")
-    parser.add_argument("--step", type=int, metavar="N", help="last step (default: that of the newest checkpoint)")
-    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="values that differ from the run's first start")
+    parser = OneLineParser(
+        prog="python -m megajax.replay", description="Take steps of a run again and compare every bit."
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run, which is its output_dir")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="last step to replay (default: that of the newest checkpoint)"
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="KEY=VALUE", help="values that differ from those of the run's first start"
+    )
     options = parser.parse_intermixed_args(argv)
     run, config = RunDirectory.open(options.run_dir, options.words)
     cluster = join_cluster(config)
@@ -66,12 +72,12 @@ def main(argv: list[str]) -> int:
 
 @dataclass
 class Pass:
-    """The results of taking the steps once."""
+    """Hold the results of taking the steps once."""
 
     metrics: dict[int, Metrics] = field(default_factory=dict)
-    """The metrics of every step, by its number."""
+    """Metrics of every step, by its number."""
     fingerprints: dict[str, str] = field(default_factory=dict)
-    """The fingerprints of the state after the last step, by name of the array."""
+    """Fingerprints of the state after the last step, by name of the array."""
 
 
 def choose_steps(checkpoints: Checkpoints, last: int | None) -> tuple[int, int]:
@@ -98,14 +104,14 @@ def with_recorded_batches(config: Config, recorded: dict[int, Metrics], consumed
     """Return the configuration with the batch size that the steps after `start`, up to `stop`, had.
 
     Args:
-        config: of the first start of the run, or as the user says.
-        recorded: by step.
-        consumed: samples up to `start`.
+        config: configuration of the first start of the run, with what the user has changed.
+        recorded: metrics that the run recorded, by step.
+        consumed: number of samples that were consumed up to `start`.
         start: the step to start from.
         stop: the last step.
 
     Raises:
-        InputError: they had several, and not by a ramp that is that of the configuration.
+        InputError: these steps had several batch sizes, and not by the configuration's ramp.
     """
     taken = {step: int(recorded[step]["batch-size"] or 0) for step in range(start + 1, stop + 1) if step in recorded}
     size = taken.get(start + 1, config.train.global_batch_size)
@@ -125,15 +131,15 @@ def with_recorded_batches(config: Config, recorded: dict[int, Metrics], consumed
 
 
 def check_as_then(record: dict[str, Any], mix: Mix, schedule: Schedule) -> None:
-    """Refuse steps that would read other samples, or at other learning rates, than the run did.
+    """Refuse to replay if other samples would be read, or other learning rates used, than in the run.
 
     Args:
-        record: of the checkpoint of the last step.
-        mix: what would be read.
-        schedule: of the learning rate, as it would be.
+        record: record of the checkpoint of the last step.
+        mix: sources that would be read.
+        schedule: schedule of the learning rate that would be used.
 
     Raises:
-        InputError: names the keys, and what they were.
+        InputError: sources or schedule differ; the message names the keys, and what they were.
     """
     then = Mix.from_record(record["data"])
     if then.start != mix.start or not same_sources(then.sources, mix.sources):
@@ -173,7 +179,7 @@ def recorded_metrics(path: Path, start: int, stop: int) -> dict[int, Metrics]:
     """Return the metrics that the run recorded, by step.
 
     Raises:
-        InputError: between the two steps it went back to a checkpoint, and did not take them one after the other.
+        InputError: the run went back to a checkpoint between the two steps, so that it did not take them in turn.
     """
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     records = {record["step"]: record for record in map(json.loads, lines) if "lm loss" in record}
@@ -184,7 +190,7 @@ def recorded_metrics(path: Path, start: int, stop: int) -> dict[int, Metrics]:
 
 
 def compare(passes: list[Pass], recorded: dict[int, Metrics], kept: dict[str, str] | None) -> list[str]:
-    """List everything that is not equal, by step or by name."""
+    """List every difference between the passes, the recorded metrics and the kept fingerprints."""
     first, second = passes
     found = []
     for step, metrics in first.metrics.items():

@@ -38,7 +38,7 @@ from megajax.training.state import TrainState, init_state, optimizer_for
 
 
 class ShardedParameter(NamedTuple):
-    """Parameter with the part of it that a device holds."""
+    """Describe a parameter and the part of it that a device holds."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class ShardedParameter(NamedTuple):
 
 
 class Sharding(NamedTuple):
-    """Arrays that a device holds, in bytes unless said otherwise."""
+    """List the arrays that a device holds, in bytes unless said otherwise."""
 
     mesh: dict[str, int]
     parameters: list[ShardedParameter]
@@ -63,17 +63,19 @@ class Sharding(NamedTuple):
 
 @entry_point
 def main(argv: list[str]) -> None:
-    """Run the command line."""
+    """Run the command line and print a table, an explanation or a timeline."""
 
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--devices", type=int, metavar="N", help="devices of the mesh (default: as few as it takes)"
+            "--devices", type=int, metavar="N", help="number of devices of the mesh (default: as few as it takes)"
         )
-        parser.add_argument("--explain", metavar="NAME", help="one parameter: its rules and the collectives it causes")
+        parser.add_argument(
+            "--explain", metavar="NAME", help="explain one parameter: its rules, and the collectives that it causes"
+        )
         parser.add_argument("--schedule", action="store_true", help="draw what the pipeline's stages do, and when")
         parser.add_argument("--svg", type=Path, metavar="FILE", help="with --schedule: write the drawing here as well")
 
-    title = "Show how the model is sharded."
+    title = "Show how the model is sharded, without any device."
     loaded, options = parse_command_line("python -m megajax.show", title, argv, start_of, add_options)
     if options.schedule:
         schedule = schedule_of(loaded.config, options.devices)

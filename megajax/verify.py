@@ -1,9 +1,9 @@
 """`python -m megajax.verify CONFIG [key=value ...] --devices 8`: does every parallel layout compute the same?
 
-Trains a few steps from the same weights on the same random samples under every layout that this many devices allow, on
-simulated CPU devices, and holds initial weights, first gradients and losses against those of one device. What each
-layout sends in a step is printed beside. Model, optimizer, dropout, batch size and seed are the configuration's; its
-`parallel` section is what is being varied.
+It trains a few steps from the same weights on the same random samples under every layout that this many devices allow,
+on simulated CPU devices, and compares initial weights, first gradients and losses with those of one device. What each
+layout sends in a step is printed beside them. Model, optimizer, dropout, batch size and seed are those of the
+configuration; its `parallel` section is what varies.
 
 The losses have to stay together for a few steps, so the learning rate has to be one at which training is stable: at one
 so high that the loss jumps about, rounding alone grows past the yardstick.
@@ -33,7 +33,8 @@ from megajax.planning.equivalence import (
 from megajax.planning.layouts import layout_name
 
 SHORT = {op: "".join(word[0] for word in op.split("-")) for op in OPS}
-"""all-gather ag, all-reduce ar, reduce-scatter rs, collective-permute cp, all-to-all ata."""
+"""Kind of collective -> its short name in the table: all-gather ag, all-reduce ar, reduce-scatter rs,
+collective-permute cp, all-to-all ata."""
 
 
 @entry_point
@@ -42,10 +43,19 @@ def main(argv: list[str]) -> int:
     require_one_process("verification")
 
     def add_options(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--devices", type=int, default=8, metavar="N", help="simulated CPU devices (default: 8)")
-        parser.add_argument("--steps", type=int, default=5, metavar="N", help="training steps (default: 5)")
-        parser.add_argument("--layouts", default="", metavar="WORDS", help="only those with all these in their name")
-        parser.add_argument("--most", type=int, metavar="N", help="at most so many layouts, spread over all")
+        parser.add_argument(
+            "--devices", type=int, default=8, metavar="N", help="number of simulated CPU devices (default: 8)"
+        )
+        parser.add_argument("--steps", type=int, default=5, metavar="N", help="number of training steps (default: 5)")
+        parser.add_argument(
+            "--layouts",
+            default="",
+            metavar="WORDS",
+            help="compare only layouts that have all these words in their name",
+        )
+        parser.add_argument(
+            "--most", type=int, metavar="N", help="largest number of layouts to compare, spread over all"
+        )
 
     title = "Compare every parallel layout with one device."
     loaded, options = parse_command_line("python -m megajax.verify", title, argv, start_of, add_options)
@@ -65,7 +75,7 @@ def choose_layouts(config: Config, devices: int, words: str = "", most: int | No
     """Return the legal layouts that have all `words` in their name, or `most` of them at even distances.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such layout.
     """
     legal = every_layout(config, devices)
     if not legal:
@@ -99,7 +109,7 @@ def verify(config: Config, layouts: Sequence[Config], steps: int) -> int:
 
 
 def describe(traffic: Traffic) -> str:
-    """`data: 9 ar; tensor: 14 ag 8 rs`: how often each collective runs in a step, by the mesh axes that it crosses."""
+    """Write how often each collective runs in a step, by mesh axes: `data: 9 ar; tensor: 14 ag 8 rs`."""
     counts = Counter[tuple[tuple[str, ...], str]]()
     for record in traffic:
         if record.axes:  # a group of one device sends nothing
