@@ -202,6 +202,11 @@ class ModelConfig:
             kind = self.layer_pattern[0]
             remedy = f"leave it empty, and model.window {'set' if kind == 'local' else 'unset'}"
             raise InputError(f"model.layer_pattern has {kind} layers only: {remedy}")
+        if self.embedding_scale and self.positions == "learned":
+            raise InputError(
+                "model.embedding_scale scales tokens alone, but rows of model.positions learned are looked up together "
+                "with them: choose other positions, or leave it off"
+            )
         dense = self.dense_layers > 0 or not self.experts
         if (dense and self.ffn_size < 1) or (self.experts and self.expert_size < 1):
             raise InputError(f"model.ffn_hidden_size comes out as 0 for hidden_size {self.hidden_size}: set it")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +18,23 @@ import jax.numpy as jnp
 from megajax.models.activations import capped
 
 CHUNK_LOGITS = 2**25  # number of fp32 logits held at a time: 128 MiB
-Sums = tuple[jax.Array, jax.Array | None]
-"""Gradients of the head [V, D] (or [D, V]) and its bias [V], fp32."""
+LossFn = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+"""Type of `token_losses` with all arguments but logits and labels bound."""
 
 
-class LinearLoss(NamedTuple):
-    """Hold the loss of the head and its gradients."""
+class Gradients(NamedTuple):
+    """Hold the gradients of the loss of the head."""
 
-    loss: jax.Array
-    """Sum of weight x token loss, scalar fp32."""
     dx: jax.Array
-    """Gradient of the hidden states, [T, D]."""
+    """Gradient of the hidden states, [B, S, D] or [C, D] as they are."""
     dhead: jax.Array
     """Gradient of the head, [V, D] or [D, V] like the head, fp32."""
     dbias: jax.Array | None
     """Gradient of the head's bias, [V] fp32; None if there is no bias."""
+
+
+Loss = tuple[jax.Array, Gradients | None]
+"""Sum of weight x token loss, scalar fp32, and its gradients if they were asked for."""
 
 
 def identity(x: jax.Array) -> jax.Array:
@@ -75,67 +77,107 @@ def chunked_loss(
     head: jax.Array,
     labels: jax.Array,
     weights: jax.Array,
-    loss_fn: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
+    bias: jax.Array | None,
+    *,
+    loss_fn: LossFn,
     with_gradients: bool,
-    bias: jax.Array | None = None,
-    transposed: bool = False,
     softcap: float | None = None,
-) -> LinearLoss:
-    """Return the sum of weighted token losses and, if asked for, its gradients, chunk by chunk of tokens.
+    transposed: bool = False,
+) -> Loss:
+    """Compute the sum of weighted token losses and, if asked for, its gradients, chunk by chunk of tokens.
 
     Args:
-        x: hidden states, [T, D].
+        x: hidden states, [B, S, D].
         head: output matrix of this shard, [V, D].
-        labels: ids of the next tokens, [T].
-        weights: loss mask times the loss scale, [T] fp32.
-        loss_fn: `token_losses` with all arguments but logits and labels bound.
-        with_gradients: whether to compute dx, dhead and dbias, which otherwise have size zero.
+        labels: ids of the next tokens, [B, S].
+        weights: loss mask times the loss scale, [B, S] fp32.
         bias: bias of the logits, [V], or None.
+        loss_fn: `token_losses` with all arguments but logits and labels bound.
+        with_gradients: whether to compute the gradients as well.
+        softcap: cap of the logits (see `capped`), or None.
         transposed: whether the head and its gradient are [D, V]. A head that is gathered along D, and whose gradient is
             scattered along D, has this layout and would otherwise be copied.
-        softcap: cap of the logits (see `capped`), or None.
     """
-    matrix = "dv" if transposed else "vd"
-    tokens, chunk = x.shape[0], chunk_size(x.shape[0], head.shape[matrix.index("v")])
-
-    def one_chunk(sums: Sums, inputs: tuple[jax.Array, ...]) -> tuple[Sums, tuple[jax.Array, jax.Array]]:
-        x, labels, weights = inputs
-        logits = jnp.einsum(f"cd,{matrix}->cv", x, head, preferred_element_type=jnp.float32)
-        if bias is not None:
-            logits += bias
-        logits = capped(logits, softcap)
-        losses, probabilities, one_hot = loss_fn(logits, labels)
-        loss = jnp.sum(jnp.where(weights == 0, 0.0, losses * weights))
-        if not with_gradients:
-            return sums, (loss, x[:, :0])
-        dhead, dbias = sums
-        dlogits = (probabilities - one_hot) * weights[:, None]
-        if softcap is not None:
-            dlogits *= 1 - jnp.square(logits / softcap)  # derivative of tanh
-        if dbias is not None:
-            dbias += dlogits.sum(axis=0)
-        dlogits = dlogits.astype(x.dtype)
-        dhead += jnp.einsum(f"cv,cd->{matrix}", dlogits, x, preferred_element_type=jnp.float32)
-        return (dhead, dbias), (loss, jnp.einsum(f"cv,{matrix}->cd", dlogits, head))
-
-    def sums(start: jax.Array) -> Sums:
-        return jax.tree.map(lambda a: jnp.full(a.shape if with_gradients else (0,) * a.ndim, start), (head, bias))
-
-    zero = jnp.float32(0)
-    if chunk == tokens:
-        (dhead, dbias), (loss, dx) = one_chunk(sums(zero), (x, labels, weights))
-        return LinearLoss(loss, dx, dhead, dbias)
+    flat = x.reshape(-1, x.shape[-1])
+    tokens, dims = len(flat), "dv" if transposed else "vd"
+    chunk = chunk_size(tokens, head.shape[dims.index("v")])
     count = -(-tokens // chunk)
     padding = count * chunk - tokens  # tokens of weight 0 fill the last chunk
+    one_chunk = partial(_chunk_loss, head, bias, dims, loss_fn, softcap, with_gradients)
 
     def chunked(a: jax.Array) -> jax.Array:
         return jnp.pad(a, [(0, padding)] + [(0, 0)] * (a.ndim - 1)).reshape(count, chunk, *a.shape[1:])
 
+    def add_chunk(sums: Any, inputs: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+        loss, gradients = one_chunk(*inputs)
+        if gradients is None:
+            return None, (loss, None)
+        return jax.tree.map(jnp.add, sums, gradients[1:]), (loss, gradients.dx)
+
+    if count == 1:
+        loss, gradients = one_chunk(flat, labels.reshape(-1), weights.reshape(-1))
+        return loss, gradients and gradients._replace(dx=gradients.dx.reshape(x.shape))
     # The compiler creates zeros that wait for nothing early, before the layers run, and holds them until here.
-    x, zero = jax.lax.optimization_barrier((x, zero))
-    inputs = (chunked(x), chunked(labels), chunked(weights))
-    (dhead, dbias), (losses, dx) = jax.lax.scan(one_chunk, sums(zero), inputs)
-    return LinearLoss(losses.sum(), dx.reshape(count * chunk, -1)[:tokens], dhead, dbias)
+    flat, zero = jax.lax.optimization_barrier((flat, jnp.float32(0)))
+    sums = jax.tree.map(lambda a: jnp.full(a.shape, zero), (head, bias) if with_gradients else None)
+    inputs = chunked(flat), chunked(labels.reshape(-1)), chunked(weights.reshape(-1))
+    sums, (losses, dx) = jax.lax.scan(add_chunk, sums, inputs)
+    if not with_gradients:
+        return losses.sum(), None
+    return losses.sum(), Gradients(dx.reshape(count * chunk, -1)[:tokens].reshape(x.shape), *sums)
+
+
+def _chunk_loss(
+    head: jax.Array,
+    bias: jax.Array | None,
+    dims: str,
+    loss_fn: LossFn,
+    softcap: float | None,
+    with_gradients: bool,
+    x: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+) -> Loss:
+    """Compute the loss of one chunk: x [C, D], labels and weights [C], and a head whose dimensions are `dims`."""
+    logits = jnp.einsum(f"cd,{dims}->cv", x, head, preferred_element_type=jnp.float32)
+    if bias is not None:
+        logits += bias
+    logits = capped(logits, softcap)
+    losses, probabilities, one_hot = loss_fn(logits, labels)
+    loss = jnp.sum(jnp.where(weights == 0, 0.0, losses * weights))
+    if not with_gradients:
+        return loss, None
+    dlogits = (probabilities - one_hot) * weights[:, None]
+    if softcap is not None:
+        dlogits *= 1 - jnp.square(logits / softcap)  # derivative of tanh
+    dbias = None if bias is None else dlogits.sum(axis=0)
+    dlogits = dlogits.astype(x.dtype)
+    dhead = jnp.einsum(f"cv,cd->{dims}", dlogits, x, preferred_element_type=jnp.float32)
+    return loss, Gradients(jnp.einsum(f"cv,{dims}->cd", dlogits, head), dhead, dbias)
+
+
+def differentiated(evaluate: Callable[..., jax.Array], with_gradients: Callable[..., Any]) -> Callable[..., jax.Array]:
+    """Make a loss of (x, head, labels, weights, bias) whose forward pass computes the gradients as well.
+
+    Args:
+        evaluate: function of these arguments that returns the loss.
+        with_gradients: function of them that returns loss and `Gradients`, which the backward pass only scales.
+    """
+
+    @jax.custom_vjp
+    def loss(x: Any, head: Any, labels: Any, weights: Any, bias: Any) -> jax.Array:
+        return evaluate(x, head, labels, weights, bias)
+
+    def forward(x: Any, head: Any, labels: Any, weights: Any, bias: Any) -> tuple[jax.Array, Gradients]:
+        value, gradients = with_gradients(x, head, labels, weights, bias)
+        return value, jax.tree.map(lambda g, of: g.astype(of.dtype), gradients, Gradients(x, head, bias))
+
+    def backward(gradients: Gradients, cotangent: jax.Array) -> tuple[Any, ...]:
+        dx, dhead, dbias = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
+        return dx, dhead, None, None, dbias
+
+    loss.defvjp(forward, backward)
+    return loss
 
 
 def chunk_size(tokens: int, vocab: int) -> int:
@@ -145,7 +187,6 @@ def chunk_size(tokens: int, vocab: int) -> int:
     return -(-tokens // chunks)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 6))
 def linear_cross_entropy(
     x: jax.Array,
     head: jax.Array,
@@ -166,34 +207,7 @@ def linear_cross_entropy(
         bias: bias of the head, [V], or None.
         softcap: cap of the logits (see `capped`), or None.
     """
-    return _local(x, head, labels, weights, vocab_size, bias, softcap, with_gradients=False).loss
-
-
-def _local(
-    x: jax.Array,
-    head: jax.Array,
-    labels: jax.Array,
-    weights: jax.Array,
-    vocab_size: int,
-    bias: jax.Array | None,
-    softcap: float | None,
-    with_gradients: bool,
-) -> LinearLoss:
     loss_fn = partial(token_losses, columns=jnp.arange(head.shape[0]), vocab_size=vocab_size)
-    flat = x.reshape(-1, x.shape[-1])
-    labels, weights = labels.reshape(-1), weights.reshape(-1)
-    return chunked_loss(flat, head, labels, weights, loss_fn, with_gradients, bias, softcap=softcap)
-
-
-def _forward(x, head, labels, weights, vocab_size, bias, softcap):  # type: ignore[no-untyped-def]
-    out = _local(x, head, labels, weights, vocab_size, bias, softcap, with_gradients=True)
-    gradients = jax.tree.map(lambda g, weights: g.astype(weights.dtype), (out.dhead, out.dbias), (head, bias))
-    return out.loss, (out.dx.reshape(x.shape), *gradients)
-
-
-def _backward(vocab_size, softcap, gradients, cotangent):  # type: ignore[no-untyped-def]
-    dx, dhead, dbias = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
-    return dx, dhead, None, None, dbias
-
-
-linear_cross_entropy.defvjp(_forward, _backward)
+    run = partial(chunked_loss, loss_fn=loss_fn, softcap=softcap)
+    loss = differentiated(lambda *args: run(*args, with_gradients=False)[0], partial(run, with_gradients=True))
+    return loss(x, head, labels, weights, bias)

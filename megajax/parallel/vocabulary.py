@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from megajax.models.cross_entropy import LinearLoss, chunked_loss, token_losses
+from megajax.models.cross_entropy import Gradients, Loss, chunked_loss, differentiated, token_losses
 from megajax.models.layout import Table
 from megajax.parallel.collectives import Collectives
 from megajax.parallel.mesh import AUTO_AXES
@@ -113,55 +113,50 @@ class Vocabulary:
         """
         at_rest = self.rules.at_rest(("vocab", "embed"), AUTO_AXES)
         bias_at_rest = self.rules.at_rest(("vocab",), AUTO_AXES)
-
-        def run(x: Any, head: Any, labels: Any, weights: Any, bias: Any, *, with_gradients: bool) -> LinearLoss:
-            x, cut, height = self._enter(x), self.rules.rule("vocab").in_compute, head.shape[0]
-            if scattered := self.rules.size("fsdp") > 1:
-                head = self._gathered(head)
-            loss_fn = partial(
-                token_losses,
-                columns=self.net.index(*cut) * height + jnp.arange(height),
-                vocab_size=vocab_size,
-                psum=lambda a: self.net.psum(a, *cut),
-                pmax=lambda a: self.net.pmax(a, *cut),
-            )
-            flat = x.reshape(-1, x.shape[-1])
-            labels, weights = labels.reshape(-1), weights.reshape(-1)
-            out = chunked_loss(flat, head, labels, weights, loss_fn, with_gradients, bias, scattered, softcap)
-            out = out._replace(loss=self.net.psum(out.loss, "fsdp", "expert", "context"))
-            if not with_gradients:
-                return out
-            dbias = None if out.dbias is None else self.net.psum(out.dbias, "fsdp", "expert", "context")
-            dx, dhead = self._leave(out.dx.reshape(x.shape)), out.dhead
-            if scattered:
-                # No other operation waits for the gradient of the table: unscattered, the compiler would keep all of
-                # it, fp32 [D, V], while the layers run backward. The sums stand outside the barrier: the compiler takes
-                # them once a step.
-                dx, dhead = jax.lax.optimization_barrier((dx, self.net.reduce_scatter(dhead, "fsdp", dim=0)))
-                dhead = dhead.T
-            dhead = self.net.psum(dhead, "expert", "context")
-            return LinearLoss(out.loss, dx, dhead, dbias)
-
+        run = partial(self._loss, vocab_size=vocab_size, softcap=softcap)
         in_specs = (self.residual, at_rest, self.tokens, self.tokens, bias_at_rest)
-        out_specs: Any = LinearLoss(PartitionSpec(), self.residual, at_rest, bias_at_rest)  # type: ignore[arg-type]
-        evaluate = self._manual(lambda *args: run(*args, with_gradients=False).loss, in_specs, PartitionSpec())
-        differentiate = self._manual(partial(run, with_gradients=True), in_specs, out_specs)
+        of_gradients: Any = Gradients(self.residual, at_rest, bias_at_rest)  # type: ignore[arg-type]
+        evaluate = self._manual(lambda *args: run(*args, with_gradients=False)[0], in_specs, PartitionSpec())
+        both = self._manual(partial(run, with_gradients=True), in_specs, (PartitionSpec(), of_gradients))
+        return differentiated(evaluate, both)(x, head, labels, weights, bias)
 
-        @jax.custom_vjp
-        def loss(x: Any, head: Any, labels: Any, weights: Any, bias: Any) -> jax.Array:
-            return evaluate(x, head, labels, weights, bias)
-
-        def forward(*args: Any) -> tuple[jax.Array, tuple[Any, ...]]:
-            out = differentiate(*args)
-            gradients = jax.tree.map(lambda g, weights: g.astype(weights.dtype), (out.dhead, out.dbias), (head, bias))
-            return out.loss, (out.dx, *gradients)
-
-        def backward(gradients: tuple[Any, ...], cotangent: jax.Array) -> tuple[Any, ...]:
-            dx, dhead, dbias = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
-            return dx, dhead, None, None, dbias
-
-        loss.defvjp(forward, backward)
-        return loss(x, head, labels, weights, bias)
+    def _loss(
+        self,
+        x: jax.Array,
+        head: jax.Array,
+        labels: jax.Array,
+        weights: jax.Array,
+        bias: jax.Array | None,
+        *,
+        vocab_size: int,
+        softcap: float | None,
+        with_gradients: bool,
+    ) -> Loss:
+        """Compute the loss on this device's shards, summed over the mesh, and its gradients, which lie as at rest."""
+        x, cut, height = self._enter(x), self.rules.rule("vocab").in_compute, head.shape[0]
+        if scattered := self.rules.size("fsdp") > 1:
+            head = self._gathered(head)
+        loss_fn = partial(
+            token_losses,
+            columns=self.net.index(*cut) * height + jnp.arange(height),
+            vocab_size=vocab_size,
+            psum=lambda a: self.net.psum(a, *cut),
+            pmax=lambda a: self.net.pmax(a, *cut),
+        )
+        how: Any = {"with_gradients": with_gradients, "softcap": softcap, "transposed": scattered}
+        loss, gradients = chunked_loss(x, head, labels, weights, bias, loss_fn=loss_fn, **how)
+        loss = self.net.psum(loss, "fsdp", "expert", "context")
+        if gradients is None:
+            return loss, None
+        dbias = None if gradients.dbias is None else self.net.psum(gradients.dbias, "fsdp", "expert", "context")
+        dx, dhead = self._leave(gradients.dx), gradients.dhead
+        if scattered:
+            # No other operation waits for the gradient of the table: unscattered, the compiler would keep all of it,
+            # fp32 [D, V], while the layers run backward. The sums stand outside the barrier: the compiler takes them
+            # once a step.
+            dx, dhead = jax.lax.optimization_barrier((dx, self.net.reduce_scatter(dhead, "fsdp", dim=0)))
+            dhead = dhead.T
+        return loss, Gradients(dx, self.net.psum(dhead, "expert", "context"), dbias)
 
     def _enter(self, x: jax.Array) -> jax.Array:
         """Gather the residual stream over `tensor` into the whole sequence of this context shard."""

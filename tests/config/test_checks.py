@@ -158,6 +158,12 @@ def test_sequence_parallelism_cuts_the_sequence():
     accept("data.seq_length=1022", "parallel.tensor=4", "parallel.sequence_parallel=false")
 
 
+def test_a_scale_of_tokens_is_none_of_positions():
+    message = refusal("model.embedding_scale=true", "model.positions=learned")
+    assert message.startswith("model.embedding_scale scales tokens alone, but rows of model.positions learned")
+    accept("model.embedding_scale=true", "model.positions=rope")
+
+
 def test_stages_hold_whole_patterns():
     words = ["model.num_layers=12", "model.window=8", "model.layer_pattern=[local,local,global]"]
     message = refusal(*words, "parallel.pipe=3", "parallel.chunks=2")
