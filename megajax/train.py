@@ -22,15 +22,12 @@ import numpy as np
 
 from megajax.checkpoint.store import Checkpoints
 from megajax.cluster import Cluster, Watchdog, check_devices, detect, devices_by_host, join, tensor_warning
-from megajax.config import ClusterConfig, Config, InputError, check_batch, check_training, dump_config, resolve_mesh
+from megajax.config import ClusterConfig, Config, check_batch, check_training, dump_config, resolve_mesh
 from megajax.config.cli import entry_point, parse_command_line
 from megajax.corpus.prepare import prepare_text
 from megajax.costs.gpu_settings import settings_warning
-from megajax.data.build import build_datasets
-from megajax.data.consumed import Mix, TrainingData
 from megajax.data.dataset import Batch as HostBatch
 from megajax.data.loader import Loader
-from megajax.data.samples import Recipe
 from megajax.inference.sample import encode_prompt, print_sample
 from megajax.interop.init_from import prepare_start, start_from, start_of
 from megajax.models.families import batch_arrays
@@ -53,9 +50,11 @@ from megajax.training.setup import (
     announce_data,
     changes,
     check_tokenizer,
+    datasets_of,
     fit_to_tokenizer,
     stretches_before,
     throughput_of,
+    training_data,
 )
 from megajax.training.signals import Pulse, Request, Requests
 from megajax.training.state import CanonicalForm
@@ -153,7 +152,7 @@ class Trainer:
         scattered = tensor_warning(mesh.shape["tensor"], jax.devices(), cluster.hosts)
         for warning in filter(None, (scattered, settings_warning(jax.devices()[0].device_kind))):
             log.warning(warning)
-        rules = Rules.of(mesh, config.parallel, config.model)
+        self.rules = Rules.of(mesh, config.parallel, config.model)
 
         # Files of the run's own: weights to start from, tokenizer, token files; and the vocabulary size they imply.
         trained = checkpoints.latest is not None
@@ -167,41 +166,17 @@ class Trainer:
 
         # State: shapes and shardings first, so that nothing is ever held unsharded; then restored, or drawn, in shards.
         kernel = choose_attention(config, jax.default_backend(), batch_arrays(config.model, config.data))
-        init, abstract_state, shardings = build_init(config, rules)
-        self.canonical = CanonicalForm(abstract_state, shardings, rules, config.parallel.chunks)
-        checkpoints.check_room(self.canonical.abstract, saved=trained)
-        record = None
-        with self.watchdog, self.watchdog.patient():
-            if not trained:
-                self.state, self.step, self.consumed = in_turn(init(jax.random.key(config.train.seed))), 0, 0
-                if config.init_from:
-                    self.state = start_from(config, run, self.state, self.canonical, self.tokenizer)
-            else:
-                record = self.restore(step)
-                self.step, self.consumed = record["step"], record["consumed_samples"]
+        record = self._build_state(trained, step)
 
         # Data: which samples a step sees is a function of the samples consumed before it, and of nothing else.
         self.ramp = BatchSizeRamp.from_config(config.train)
         self.steps, self.samples = self.ramp.length(config.train, self.step, self.consumed)
-        held_out = None if config.evaluation.steps else 0  # one epoch, or nothing
-        counts = {"train": self.samples, "valid": held_out, "test": held_out}
-        before = Mix.from_record(record["data"]) if record else None
-        recipe = Recipe(config.data, self.tokenizer, kind, config.model.pair_task)
-        share = (jax.process_index(), jax.process_count())
-        self.datasets = build_datasets(recipe, counts, config.train.seed, before, self.consumed, share)
-        if not isinstance(self.datasets["train"], TrainingData):
-            raise InputError(f"data.split {config.data.split} leaves no document to train on")
-        self.dataset = self.datasets["train"]
+        self.datasets = datasets_of(config, self.tokenizer, self.samples, self.consumed, record)
+        self.dataset = training_data(config.data, self.datasets)
         self.unevaluated = self._due(config.evaluation.every) and not (record and record["evaluated"])
 
         # Step: compiled when the first batch is there.
-        stretches = stretches_of(config.train, stretches_before(record), int(self.state.samples))
-        self.schedule = Schedule.of_run(config.optim, config.train, self.steps, self.samples, stretches)
-        self.train_step = CompiledStep(build_train_step(config, rules, self.schedule, kernel.name), self._compiling)
-        self.feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config.model, config.data))
-        eval_step = build_eval_step(config, rules, kernel.name)
-        size, batches = config.train.global_batch_size, config.evaluation.steps
-        self.evaluator = Evaluator(eval_step, self.feed, size, batches)
+        self._build_steps(kernel.name, record)
 
         self.validation: dict[int, float] = {}
         self.returns = Returns(run.returns_file, trained, cluster.first)
@@ -211,6 +186,31 @@ class Trainer:
         announce(config, mesh, kernel, self.datasets, self.steps, self.step, run)
         changed = changes(record, config.train, config.optim, self.samples, self.schedule) if record else []
         announce_data(self.dataset, self.consumed, changed)
+
+    def _build_state(self, trained: bool, step: int | None) -> dict[str, Any] | None:
+        """Draw the state, or restore it from the checkpoint of a step and return the record beside it."""
+        init, abstract_state, shardings = build_init(self.config, self.rules)
+        self.canonical = CanonicalForm(abstract_state, shardings, self.rules, self.config.parallel.chunks)
+        self.checkpoints.check_room(self.canonical.abstract, saved=trained)
+        with self.watchdog, self.watchdog.patient():
+            if trained:
+                record = self.restore(step)
+                self.step, self.consumed = record["step"], record["consumed_samples"]
+                return record
+            self.state, self.step, self.consumed = in_turn(init(jax.random.key(self.config.train.seed))), 0, 0
+            if self.config.init_from:
+                self.state = start_from(self.config, self.run, self.state, self.canonical, self.tokenizer)
+        return None
+
+    def _build_steps(self, kernel: str, record: dict[str, Any] | None) -> None:
+        """Build the steps of training and evaluation, and their feed."""
+        config, rules = self.config, self.rules
+        stretches = stretches_of(config.train, stretches_before(record), int(self.state.samples))
+        self.schedule = Schedule.of_run(config.optim, config.train, self.steps, self.samples, stretches)
+        self.train_step = CompiledStep(build_train_step(config, rules, self.schedule, kernel), self._compiling)
+        self.feed = Feed(rules, config.train.micro_batch_size, batch_shardings(rules, config.model, config.data))
+        eval_step, size = build_eval_step(config, rules, kernel), config.train.global_batch_size
+        self.evaluator = Evaluator(eval_step, self.feed, size, config.evaluation.steps)
 
     def train(self, requests: Requests) -> Result:
         """Go from the current step to the last one, or to a request to stop."""

@@ -207,7 +207,10 @@ def linear_cross_entropy(
         bias: bias of the head, [V], or None.
         softcap: cap of the logits (see `capped`), or None.
     """
-    loss_fn = partial(token_losses, columns=jnp.arange(head.shape[0]), vocab_size=vocab_size)
-    run = partial(chunked_loss, loss_fn=loss_fn, softcap=softcap)
+
+    def run(*arrays: Any, with_gradients: bool) -> Loss:
+        loss_fn = partial(token_losses, columns=jnp.arange(head.shape[0]), vocab_size=vocab_size)
+        return chunked_loss(*arrays, loss_fn=loss_fn, with_gradients=with_gradients, softcap=softcap)
+
     loss = differentiated(lambda *args: run(*args, with_gradients=False)[0], partial(run, with_gradients=True))
     return loss(x, head, labels, weights, bias)

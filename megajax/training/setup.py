@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from megajax.config.base import InputError
 from megajax.config.checks import check_config
 from megajax.config.config import Config
+from megajax.config.data import DataConfig
 from megajax.config.parallel import fit_vocabulary
 from megajax.config.train import OptimConfig, TrainConfig
 from megajax.costs.device import Device
@@ -23,8 +24,10 @@ from megajax.costs.flops import count_flops
 from megajax.costs.hardware import Peak, table_peak
 from megajax.costs.memory import describe_logits, state_bytes
 from megajax.costs.weights import parameter_count
-from megajax.data.consumed import TrainingData
+from megajax.data.build import build_datasets
+from megajax.data.consumed import Mix, TrainingData
 from megajax.data.dataset import Dataset
+from megajax.data.samples import Recipe
 from megajax.data.tokenizers import Tokenizer, build_tokenizer
 from megajax.models.families import model_class
 from megajax.observe.memory import device_memory
@@ -68,6 +71,38 @@ def check_tokenizer(tokenizer: Tokenizer, record: dict[str, Any], run: RunDirect
             f"the tokenizer of {run.path} changed since its checkpoint ({', '.join(changed)}): "
             "restore the old files, or choose another output_dir"
         )
+
+
+def datasets_of(
+    config: Config, tokenizer: Tokenizer, samples: int, consumed: int, record: dict[str, Any] | None
+) -> dict[str, Dataset | None]:
+    """Build the data sets of a run by split, None where there are no documents.
+
+    Args:
+        config: configuration with the token files.
+        tokenizer: tokenizer of the run.
+        samples: training samples from the first step to the last.
+        consumed: training samples before this start.
+        record: record of the checkpoint that is resumed, if there is one.
+    """
+    held_out = None if config.evaluation.steps else 0  # one epoch, or nothing
+    counts = {"train": samples, "valid": held_out, "test": held_out}
+    before = Mix.from_record(record["data"]) if record else None
+    recipe = Recipe(config.data, tokenizer, config.data.kind_for(config.model.family), config.model.pair_task)
+    share = (jax.process_index(), jax.process_count())
+    return build_datasets(recipe, counts, config.train.seed, before, consumed, share)
+
+
+def training_data(config: DataConfig, datasets: Mapping[str, Dataset | None]) -> TrainingData:
+    """Return the data set that is trained on.
+
+    Raises:
+        InputError: there is none.
+    """
+    data = datasets["train"]
+    if not isinstance(data, TrainingData):
+        raise InputError(f"data.split {config.split} leaves no document to train on")
+    return data
 
 
 def stretches_before(record: dict[str, Any] | None) -> list[Stretch]:

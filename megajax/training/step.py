@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from megajax.config.config import Config
-from megajax.models.losses import objective
+from megajax.models.losses import Losses, objective
 from megajax.models.model import Batch
 from megajax.models.parameters import cast
 from megajax.observe.memory import planned_bytes
@@ -27,7 +27,7 @@ from megajax.parallel.rules import Rules
 from megajax.parallel.run import Runner
 from megajax.processes import in_turn
 from megajax.training.batches import batch_shardings
-from megajax.training.health import is_spike, update_health
+from megajax.training.health import Health, is_spike, update_health
 from megajax.training.loss_scale import update_loss_scale
 from megajax.training.optimizer import apply_update, clip_by_global_norm, global_norm
 from megajax.training.schedule import Schedule, learning_rate
@@ -92,39 +92,23 @@ def build_train_step(
         model = jax.lax.with_sharding_constraint(model, rules.shardings(model))
         losses, gradients = runner.losses_and_gradients(model, batch, state.step)
         losses, gradients = jax.tree.map(lambda x: x / scale, (losses, gradients))
-        loss = losses["lm loss"]
         gradients, norm = clip_by_global_norm(gradients, config.optim.clip_grad)
-        overflow = ~(jnp.isfinite(norm) & jnp.isfinite(objective(losses, config.model)))
-        spike = is_spike(state.health, loss, config.health)
-        tokens = counts["lm loss"]
-        skip = overflow | spike | (tokens == 0)
-        # An fp16 overflow concerns the loss scale, and is not a bad step.
-        bad = spike | (overflow & (config.train.precision != "fp16"))
-        lr = learning_rate(state.samples, schedule)
-        params, opt_state = apply_update(state.params, state.opt_state, gradients, lr, optimizer, skip)
+        tokens, lr = counts["lm loss"], learning_rate(state.samples, schedule)
+        verdict = judged(state.health, losses, norm, tokens, config)
+        params, opt_state = apply_update(state.params, state.opt_state, gradients, lr, optimizer, verdict.skip)
         samples = batch["sample_ids"].size
         new_state = TrainState(
             step=state.step + 1,
-            samples=state.samples + jnp.where(skip, 0, samples),
+            samples=state.samples + jnp.where(verdict.skip, 0, samples),
             params=params,
             opt_state=opt_state,
-            loss_scale=update_loss_scale(state.loss_scale, overflow, loss_scale),
-            health=update_health(state.health, loss, ~skip, bad, config.health),
+            loss_scale=update_loss_scale(state.loss_scale, verdict.overflow, loss_scale),
+            health=update_health(state.health, losses["lm loss"], ~verdict.skip, verdict.bad, config.health),
         )
-        metrics = {
-            **losses,
-            "tokens": tokens,
-            "grad-norm": norm,
-            "learning-rate": lr,
-            "loss-scale": scale,
-            "skipped": skip.astype(jnp.float32),
-            "skips-at-minimum": new_state.loss_scale.skips_at_minimum.astype(jnp.float32),
-            "mean-loss": state.health.mean_loss,
-            "bad-steps": jnp.where(bad, new_state.health.bad_in_a_row, 0).astype(jnp.float32),
-        }
+        metrics = losses | {"tokens": tokens, "grad-norm": norm, "learning-rate": lr, "loss-scale": scale}
         if config.log.params_norm:
             metrics["params-norm"] = global_norm(params)
-        return new_state, metrics
+        return new_state, metrics | verdict_metrics(verdict, state, new_state)
 
     _, _, shardings = build_init(config, rules)
     replicated = NamedSharding(rules.mesh, PartitionSpec())
@@ -134,6 +118,36 @@ def build_train_step(
         out_shardings=(shardings, replicated),
         donate_argnums=(0,),
     )
+
+
+class Verdict(NamedTuple):
+    """Tell how a step went, in three flags."""
+
+    overflow: jax.Array
+    """True if gradient or loss is not finite."""
+    skip: jax.Array
+    """True if the step must not count."""
+    bad: jax.Array
+    """True if it is a bad step (see `training.health`)."""
+
+
+def judged(health: Health, losses: Losses, norm: jax.Array, tokens: jax.Array, config: Config) -> Verdict:
+    """Judge a step by its losses, the norm of its gradient and the number of its unmasked tokens."""
+    overflow = ~(jnp.isfinite(norm) & jnp.isfinite(objective(losses, config.model)))
+    spike = is_spike(health, losses["lm loss"], config.health)
+    # An fp16 overflow concerns the loss scale, and is not a bad step.
+    bad = spike | (overflow & (config.train.precision != "fp16"))
+    return Verdict(overflow, overflow | spike | (tokens == 0), bad)
+
+
+def verdict_metrics(verdict: Verdict, before: TrainState, after: TrainState) -> Metrics:
+    """Return the metrics that say how a step between two states was judged, see `build_train_step`."""
+    return {
+        "skipped": verdict.skip.astype(jnp.float32),
+        "skips-at-minimum": after.loss_scale.skips_at_minimum.astype(jnp.float32),
+        "mean-loss": before.health.mean_loss,
+        "bad-steps": jnp.where(verdict.bad, after.health.bad_in_a_row, 0).astype(jnp.float32),
+    }
 
 
 class CompiledStep:

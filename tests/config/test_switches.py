@@ -134,7 +134,7 @@ RIGHT = {
     "optim.warmup_samples=20", "optim.warmup_fraction": "optim.warmup_fraction=0.1",
     "loss_scale.constant": "train.precision=fp16", "log.sample_prompt": "log.sample_prompt=5",
 }  # fmt: skip
-FAMILIES = {"gpt": "model.window=4", "bert": MODELS["bert"], "t5": T5}
+FAMILIES = {"gpt": "model.positions=rope model.window=4", "bert": MODELS["bert"], "t5": T5}
 
 
 def right(key: str, value: str | None) -> str:
