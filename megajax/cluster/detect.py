@@ -211,8 +211,8 @@ def _slurm_local(environ: Environment) -> int | None:
 
 
 def _tasks_per_node(environ: Environment) -> list[int]:
-    """List the tasks of every node of the step: `4(x2),3` -> 4, 4, 3; the list is empty where only a larger job's are
-    told.
+    """List the tasks of every node of the step: `4(x2),3` -> 4, 4, 3; or return nothing if the list is that of a larger
+    job.
     """
     text = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", ""))
     counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)

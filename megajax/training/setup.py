@@ -76,7 +76,7 @@ def check_tokenizer(tokenizer: Tokenizer, record: dict[str, Any], run: RunDirect
 def datasets_of(
     config: Config, tokenizer: Tokenizer, samples: int, consumed: int, record: dict[str, Any] | None
 ) -> dict[str, Dataset | None]:
-    """Build the data sets of a run by split, None where there are no documents.
+    """Build the datasets of a run by split, which are None for splits without documents.
 
     Args:
         config: configuration with the token files.
@@ -94,10 +94,10 @@ def datasets_of(
 
 
 def training_data(config: DataConfig, datasets: Mapping[str, Dataset | None]) -> TrainingData:
-    """Return the data set that is trained on.
+    """Return the dataset on which the run is trained.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no training data.
     """
     data = datasets["train"]
     if not isinstance(data, TrainingData):

@@ -124,11 +124,11 @@ class Verdict(NamedTuple):
     """Tell how a step went, in three flags."""
 
     overflow: jax.Array
-    """True if gradient or loss is not finite."""
+    """Whether the gradient or the loss is not finite."""
     skip: jax.Array
-    """True if the step must not count."""
+    """Whether the step must not count."""
     bad: jax.Array
-    """True if it is a bad step (see `training.health`)."""
+    """Whether the step is bad (see `training.health`)."""
 
 
 def judged(health: Health, losses: Losses, norm: jax.Array, tokens: jax.Array, config: Config) -> Verdict:
@@ -141,7 +141,7 @@ def judged(health: Health, losses: Losses, norm: jax.Array, tokens: jax.Array, c
 
 
 def verdict_metrics(verdict: Verdict, before: TrainState, after: TrainState) -> Metrics:
-    """Return the metrics that say how a step between two states was judged, see `build_train_step`."""
+    """Return the metrics on the verdict of a step between two states (see `build_train_step`)."""
     return {
         "skipped": verdict.skip.astype(jnp.float32),
         "skips-at-minimum": after.loss_scale.skips_at_minimum.astype(jnp.float32),
