@@ -1,4 +1,4 @@
-"""`python -m megajax.convert import SRC --out RUN` and `export RUN --out DIR`: models from elsewhere in, and out.
+"""`python -m megajax.convert import SRC --out RUN` and `export RUN --out DIR`: bring models in from elsewhere, and out.
 
 Hugging Face models go both ways: `megajax.interop.hf.transfer` describes the run that is made, and `megajax.interop.hf`
 lists the families. Checkpoints of Megatron-LM come in (`megajax.interop.megatron.transfer`), as weights without the

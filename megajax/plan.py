@@ -1,12 +1,12 @@
-"""`python -m megajax.plan CONFIG [key=value ...] --gpu h100 --gpus N`: does it fit, what does it send, how fast is it.
+"""`python -m megajax.plan CONFIG [key=value ...] --gpu h100 --gpus N`: plan memory, traffic and speed of a run.
 
-Needs no GPU. `--search` ranks every legal layout instead of planning the configured one; `--compile` compiles the real
-step for the GPU as well, and profiles it: where its time goes and what holds its memory, by XLA's own schedule.
-`--compare A B` profiles two variants.
+It tells whether the run fits, what it sends and how fast it is; no GPU is needed. `--search` ranks every legal layout
+instead of planning the configured one; `--compile` compiles the real step for the GPU as well, and profiles it: where
+its time goes and what holds its memory, by XLA's own schedule. `--compare A B` profiles two variants.
 
-Exit code 3: it does not fit; stderr names the smallest change with which it would. Exit code 4: what the compiled
-program sends over an axis in one of its loops, or multiplies, differs from the closed form by more than 5 %; stderr
-names axis and loop.
+Exit code 3 says that the run does not fit; stderr names the smallest change with which it would. Exit code 4 says that
+what the compiled program sends over an axis in one of its loops, or multiplies, differs from the closed form by more
+than 5 %; stderr names axis and loop.
 """
 
 from __future__ import annotations

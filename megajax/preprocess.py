@@ -1,4 +1,4 @@
-r"""`python -m megajax.preprocess`: text to token files, or text to a tokenizer.
+r"""`python -m megajax.preprocess`: turn text into token files, or into a tokenizer.
 
     python -m megajax.preprocess --input corpus.jsonl --output-prefix data/corpus --train-tokenizer --vocab-size 8192
     python -m megajax.preprocess --input corpus.jsonl --output-prefix data/corpus \

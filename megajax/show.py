@@ -1,4 +1,4 @@
-"""`python -m megajax.show CONFIG [key=value ...] [--devices N]`: how every parameter is sharded, without any device.
+"""`python -m megajax.show CONFIG [key=value ...] [--devices N]`: show how every parameter is sharded.
 
 Shapes come from `jax.eval_shape` and shards from the rule table on an abstract mesh, both as in training, so that a
 laptop can tell what each of 3,072 GPUs would hold. `--schedule` draws the pipeline's timeline instead, and `--svg FILE`

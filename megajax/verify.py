@@ -1,4 +1,4 @@
-"""`python -m megajax.verify CONFIG [key=value ...] --devices 8`: does every parallel layout compute the same?
+"""`python -m megajax.verify CONFIG [key=value ...] --devices 8`: check that every parallel layout computes the same.
 
 It trains a few steps from the same weights on the same random samples under every layout that this many devices allow,
 on simulated CPU devices, and compares initial weights, first gradients and losses with those of one device. What each

@@ -1,4 +1,4 @@
-"""Arrays in files: what Orbax wrote, read back straight into its place.
+"""Reading of the arrays that Orbax wrote, straight into their place, and copies of a state that is being written.
 
 Orbax stores an array as zarr (version 2, uncompressed): a directory with `.zarray`, its description, and one file for
 every shard that was written, named after the shard's position in the grid of shards ("0.3"), which holds the raw
@@ -29,11 +29,11 @@ from etils import epath
 from megajax.models.parameters import named_leaves
 
 BLOCK_BYTES = 16 << 20
-"""Bytes that each of the threads reads at a time."""
+"""Number of bytes that each of the threads reads at a time."""
 THREADS = 8
 ARRAYS_AHEAD = 4
 Index = tuple[tuple[int, int], ...]
-"""The place of a part within an array: start and stop in every dimension."""
+"""Place of a part within an array: start and stop in every dimension."""
 
 
 def named_arrays(state: Any) -> dict[str, jax.Array]:
@@ -42,7 +42,7 @@ def named_arrays(state: Any) -> dict[str, jax.Array]:
 
 
 def shards(array: jax.Array | jax.ShapeDtypeStruct) -> dict[Index, list[jax.Device]]:
-    """Return every distinct part of an array that lies on this process's devices, and the devices that hold it."""
+    """Return every distinct part of an array that lies on devices of this process, with the devices that hold it."""
     places: dict[Index, list[jax.Device]] = {}
     for device, slices in array.sharding.addressable_devices_indices_map(array.shape).items():
         index = tuple(part.indices(n)[:2] for part, n in zip(slices or (), array.shape, strict=True))
@@ -51,7 +51,7 @@ def shards(array: jax.Array | jax.ShapeDtypeStruct) -> dict[Index, list[jax.Devi
 
 
 def empty(index: Index, dtype: Any) -> np.ndarray:
-    """Allocate a part of an array, uninitialized, aligned such that a CPU device takes it over without a copy."""
+    """Allocate a part of an array, uninitialized, so aligned that a CPU device takes it over without a copy."""
     shape = [stop - start for start, stop in index]
     size, alignment = math.prod(shape) * np.dtype(dtype).itemsize, 64
     memory = np.empty(size + alignment, np.uint8)
@@ -60,7 +60,7 @@ def empty(index: Index, dtype: Any) -> np.ndarray:
 
 
 def place(leaf: jax.ShapeDtypeStruct, parts: dict[Index, np.ndarray]) -> jax.Array:
-    """Make an array with its sharding from the parts that this process holds."""
+    """Make an array that has the sharding of `leaf` from the parts that this process holds."""
     pieces = [jax.device_put(parts[index], device) for index, devices in shards(leaf).items() for device in devices]
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, pieces)
 
@@ -69,7 +69,7 @@ def read_into(path: epath.Path, offset: int, target: np.ndarray) -> None:
     """Fill contiguous memory from a file.
 
     Raises:
-        OSError: it cannot be read, or ends too early.
+        OSError: the file cannot be read, or ends too early.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -79,20 +79,20 @@ def read_into(path: epath.Path, offset: int, target: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in files; a scalar is one of shape [1]."""
+    """Describe an array in files; a scalar is one of shape [1]."""
 
     path: epath.Path
     shape: tuple[int, ...]
     dtype: np.dtype
     grid: tuple[int, ...]
-    """Shape of the shards as which it was written, one file each."""
+    """Shape of the shards in which it was written, one file each."""
 
     @classmethod
     def open(cls, path: epath.Path) -> StoredArray:
-        """Read the description.
+        """Read the description of an array.
 
         Raises:
-            OSError, ValueError, LookupError: there is none, or it is damaged.
+            OSError, ValueError, LookupError: there is no description, or it is damaged.
         """
         try:
             about = json.loads((path / ".zarray").read_text())
@@ -103,7 +103,7 @@ class StoredArray:
         return cls(path, tuple(about["shape"]), jnp.dtype(about["dtype"]), tuple(about["chunks"]))
 
     def blocks(self, index: Index, target: np.ndarray) -> Iterator[Block]:
-        """List what to read for a part of the array into `target`; what lies beyond the array is left out."""
+        """Iterate over the blocks to read for a part of the array into `target`, without what lies beyond the array."""
         if not self.shape:
             yield Block(self.path / "0", ((0, 1),), ((0, 1),), target.reshape(1))
             return
@@ -129,17 +129,17 @@ class StoredArray:
 
 @dataclass(frozen=True)
 class Block:
-    """A few rows of one file."""
+    """Describe a few rows of one file that are to be read."""
 
     path: epath.Path
     whole: Index
-    """The part of the array that the file holds."""
+    """Part of the array that the file holds."""
     wanted: Index
     target: np.ndarray
     """Memory that the wanted part is read into."""
 
     def read(self) -> None:
-        """Read whole rows, straight into their place if they are wanted whole."""
+        """Read whole rows from the file, straight into their place if they are wanted whole."""
         (first, last), *columns = self.wanted
         row = [stop - start for start, stop in self.whole[1:]]
         offset = (first - self.whole[0][0]) * math.prod(row) * self.target.itemsize
@@ -153,15 +153,15 @@ class Block:
 
 
 def open_arrays(directory: epath.Path, names: Iterable[str]) -> dict[str, StoredArray]:
-    """Open the stored arrays of these names; raises as `StoredArray.open` does."""
+    """Open the stored arrays of these names; errors are those of `StoredArray.open`."""
     with ThreadPoolExecutor(THREADS) as threads:
         return dict(zip(names, threads.map(StoredArray.open, (directory / name for name in names)), strict=True))
 
 
 def read_arrays(stored: dict[str, StoredArray], wanted: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """Read every process's own shards, a few arrays at a time.
+    """Read the shards that this process holds, a few arrays at a time.
 
-    Where more rows are wanted than were stored they are zero. The dtype is that in which they were stored.
+    Where more rows are wanted than were stored, the others are zero. The dtype is the one in which an array was stored.
     """
     arrays: dict[str, jax.Array] = {}
     with ThreadPoolExecutor(THREADS) as threads:
@@ -189,11 +189,11 @@ def read_arrays(stored: dict[str, StoredArray], wanted: dict[str, jax.ShapeDtype
 
 
 class Snapshot:
-    """The copy; its memory is used again for the next one.
+    """Copy of a state; its memory is used again for the next one.
 
-    Only CPU devices need it, where Orbax sees the very buffers of the state: while it does, a step that donates them
-    copies everything instead (measured: 20 times slower, and another state of memory). From a GPU Orbax itself copies
-    to pinned host memory before it returns.
+    Only CPU devices need a copy, where Orbax sees the very buffers of the state: while it does, a step that donates
+    them copies everything instead (measured: 20 times slower, and another state of memory). From a GPU Orbax itself
+    copies to pinned host memory before it returns.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class Snapshot:
         self._copy: Any = None
 
     def take(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """Copy the arrays as they are now. The copy before may not be in use any more: its memory is overwritten.
+        """Copy the arrays as they are now, over the copy before, which must not be in use any more.
 
         Fresh memory costs a page fault per 4 KiB: copying 0.5 GB took 0.33 s into fresh and 0.06 s into used memory.
         """

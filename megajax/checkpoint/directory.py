@@ -1,6 +1,6 @@
-"""A directory of checkpoints: whose it is, and which of the checkpoints in it stay.
+"""Ownership of a directory of checkpoints, and the choice of the checkpoints in it that stay.
 
-The run that saves there leaves its name, and whoever opens the directory compares.
+The run that saves in a directory leaves its name there, and whoever opens the directory compares it.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _FILE = "owner.json"
 
 
 class Owner(NamedTuple):
-    """A run."""
+    """Identify a run."""
 
     id: str
-    """Stays the same when the run is moved."""
+    """Identity of the run, which stays the same when the run is moved."""
     path: str
-    """Place of the run, for messages."""
+    """Path of the run, for messages."""
 
 
 def holds_checkpoints(directory: epath.PathLike) -> bool:
-    """Tell whether a run has saved here, be it no more than a copy on a faster disk."""
+    """Tell whether a run has saved here, even if it was no more than a copy on a faster disk."""
     path = epath.Path(directory)
     names = [child.name for child in path.iterdir()] if path.exists() else []
     return any(name.isdigit() or name == "local-copies" or name.startswith("damaged-") for name in names)
 
 
 def check_owner(directory: epath.Path, owner: Owner) -> None:
-    """Make sure that checkpoints, if there are any, are those of a run, as far as they say whose they are.
+    """Make sure that the checkpoints of a directory, if there are any, do not say that they are another run's.
 
     Raises:
-        InputError: they are another run's; names both.
+        InputError: they are another run's; the message names both runs.
     """
     found = _owner(directory)
     if found is not None and found.id != owner.id:
@@ -55,8 +55,8 @@ def belongs(directory: epath.Path, owner: Owner | None) -> bool:
     """Tell whether checkpoints are those of a run: they say so, or they say nothing and lie in the run.
 
     Args:
-        directory: of the checkpoints.
-        owner: the run; None for one of an older version, to which a directory without a word belongs.
+        directory: directory of the checkpoints.
+        owner: the run; None for a run of an older version, to which a directory without a name belongs.
     """
     found = _owner(directory)
     if owner is None or found is not None:
@@ -65,10 +65,10 @@ def belongs(directory: epath.Path, owner: Owner | None) -> bool:
 
 
 def own(directory: epath.Path, owner: Owner | None) -> None:
-    """Say whose the directory is.
+    """Write the name of its run into a directory.
 
     Raises:
-        InputError: it is somebody else's.
+        InputError: the directory is another run's.
     """
     if owner is None:
         return
@@ -80,15 +80,15 @@ def own(directory: epath.Path, owner: Owner | None) -> None:
 
 
 def take(directory: epath.Path, owner: Owner, first: bool) -> None:
-    """Make the directory the run's; checkpoints that do not say whose they are have to lie in the run.
+    """Make a directory the run's; checkpoints that do not say whose they are have to lie in the run.
 
     Args:
-        directory: of the checkpoints.
+        directory: directory of the checkpoints.
         owner: the run that is about to save there.
-        first: of several processes this is the one that writes.
+        first: whether this process is the one of several that writes.
 
     Raises:
-        InputError: they may be another run's, or are those of the run that this one is a copy of.
+        InputError: the checkpoints may be another run's, or are those of the run that this one is a copy of.
     """
     check_owner(directory, owner)
     found = _owner(directory)
@@ -133,9 +133,9 @@ def kept(steps: Iterable[int], config: CheckpointConfig, losses: Mapping[int, fl
     """Choose the steps whose checkpoints are kept.
 
     Args:
-        steps: of the checkpoints that there are.
-        config: the newest `keep_last` stay, and those whose step is a multiple of `keep_every`. With `keep_best` the
-            one of lowest loss takes the place of one of the newest, but never that of the very newest.
+        steps: steps of the checkpoints that exist.
+        config: rules of what stays: the newest `keep_last`, and those whose step is a multiple of `keep_every`. With
+            `keep_best` the one of lowest loss takes the place of one of the newest, but never that of the very newest.
         losses: validation losses by step; a checkpoint without one does not compete.
     """
     newest_first = sorted(steps, reverse=True)
@@ -149,13 +149,13 @@ def kept(steps: Iterable[int], config: CheckpointConfig, losses: Mapping[int, fl
 
 @dataclass
 class Retention:
-    """`kept` in the form in which Orbax asks for it; it deletes the others once a save has finished."""
+    """Offer `kept` in the form in which Orbax asks for it; Orbax deletes the others once a save has finished."""
 
     config: CheckpointConfig
     losses: dict[int, float] = field(default_factory=dict)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Say of every checkpoint in Orbax's list, the one being saved included, whether it stays."""
+        """Tell of every checkpoint in Orbax's list, which includes the one being saved, whether it stays."""
         del context
         keep = kept([checkpoint.step for checkpoint in checkpoints], self.config, self.losses)
         return [checkpoint.step in keep for checkpoint in checkpoints]

@@ -1,7 +1,7 @@
-"""Errors of a file system that a user can mend, in one line, said once.
+"""Errors of a file system that a user can mend, each said once in one line.
 
-Others are raised as they are: a restart may be all it takes. `Checkpoints` raises the error of a save that fails, and
-Orbax's threads print no tracebacks of their own.
+Other errors are raised as they are: a restart may be all it takes. `Checkpoints` raises the error of a save that fails,
+and Orbax's threads print no tracebacks of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ PASSING = {
     errno.ENFILE, errno.EREMOTEIO, errno.ECONNRESET, errno.ECONNABORTED, errno.ENETDOWN, errno.ENETUNREACH,
     errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ESHUTDOWN, errno.EACCES, errno.EPERM,
 }  # fmt: skip
-"""Errors that say nothing about a file's contents: disk, network or this process could not read them just now."""
+"""Numbers of errors that say nothing about the contents of a file: disk, network or this process could not read them
+just now."""
 
 
 @contextmanager
@@ -32,12 +33,12 @@ def one_line(what: str, remedy: str, room: Callable[[], str] = str) -> Iterator[
     """Turn an error that the user can mend into one line that names what failed.
 
     Args:
-        what: was being done.
-        remedy: what the user can do.
-        room: says what is needed and what there is; asked where there is not enough.
+        what: action that may fail, such as "saving a checkpoint to DIR".
+        remedy: advice on what the user can do.
+        room: function that says how much space is needed and how much there is; it is called where there is too little.
 
     Raises:
-        InputError: no space, no permission, no such directory.
+        InputError: there is no space, no permission or no such directory.
     """
     try:
         yield
@@ -53,15 +54,15 @@ def one_line(what: str, remedy: str, room: Callable[[], str] = str) -> Iterator[
 
 
 def may_pass(error: Exception) -> bool:
-    """Tell whether an error of reading says nothing about what was to be read."""
+    """Tell whether an error of reading says nothing about the contents of what was to be read."""
     return _number(error, PASSING) in PASSING
 
 
 def check_reachable(directory: epath.Path) -> None:
-    """Look for the directory, be it there or not.
+    """Make sure that a directory can be looked at, whether it exists or not.
 
     Raises:
-        InputError: it is an object store's, whose package is not installed, or may not be looked at.
+        InputError: the directory is an object store's, whose package is not installed, or may not be looked at.
     """
     try:
         with one_line(f"opening {directory}", "choose another directory"):
@@ -71,12 +72,12 @@ def check_reachable(directory: epath.Path) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Write an error in one line."""
+    """Return the text of an error in one line."""
     return " ".join(str(error).split())[-200:] or type(error).__name__  # what went wrong stands last
 
 
 def _number(error: Exception, known: Iterable[int]) -> int:
-    """Find the system's number of an error, by its text if need be: TensorStore and Orbax pass on no more."""
+    """Return the system's number of an error, found in its text where TensorStore or Orbax pass on no more; else 0."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     return next((number for number in known if os.strerror(number) in str(error)), 0)
@@ -84,7 +85,7 @@ def _number(error: Exception, known: Iterable[int]) -> int:
 
 @cache
 def quiet_orbax() -> None:
-    """Silence what Orbax and TensorStore print about errors that they also raise; once per process."""
+    """Silence what Orbax and TensorStore print about errors that they also raise; done once per process."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     others = sys.unraisablehook

@@ -1,9 +1,9 @@
-"""Fingerprints: 64 bits per array that say whether it is what was saved, on whatever mesh it lies.
+"""Fingerprints of arrays: 64 bits that say whether an array is what was saved, on whatever mesh it lies.
 
 An element contributes a hash of its bits times one of its position in the whole array, modulo 2^32, in two words. So
-shards are summed up where they are and the order of the sum does not matter. An element of zero bits contributes
-nothing: rows that pad a vocabulary to the layout may come and go. This guards against broken storage and
-broken code, not against forgery.
+shards are summed up where they are, and the order of the sum does not matter. An element of zero bits contributes
+nothing: rows that pad a vocabulary to the layout may come and go. This guards against broken storage and broken code,
+not against forgery.
 
 Shapes: arrays of any shape; N elements along one dimension.
 """
@@ -29,24 +29,24 @@ def fingerprint(state: Any) -> dict[str, str]:
 
 
 def words(arrays: dict[str, jax.Array]) -> Words:
-    """Compute both words of every fingerprint, uint32 [2]: one pass over the arrays, dispatched, not waited for."""
+    """Compute both words of every fingerprint, uint32 [2], in one pass over the arrays that is not waited for."""
     return {name: in_turn(_words(array)) for name, array in arrays.items()}
 
 
 def digits(values: Words) -> dict[str, str]:
-    """Wait for fingerprints and write them in hex; every process has them all, so none has to talk to another."""
+    """Wait for fingerprints and write them in hex; every process has them all and need not ask another."""
     pairs = {name: np.asarray(value.addressable_data(0)) for name, value in values.items()}
     return {name: f"{first:08x}{second:08x}" for name, (first, second) in pairs.items()}
 
 
 class Tally:
-    """The fingerprint of an array of which one part after the other is seen."""
+    """Fingerprint of an array of which one part after the other is seen."""
 
     def __init__(self) -> None:
         self._words = np.zeros(2, np.uint32)
 
     def add(self, part: np.ndarray, start: tuple[int, ...]) -> None:
-        """Count in a part, of 32 bits a number, that begins at `start`."""
+        """Add a part of the array, of 32-bit numbers, that begins at the index `start`."""
         self._words += np.asarray(_words(part, np.array(start, np.uint32)))
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ def _words(array: jax.Array, start: jax.Array | None = None) -> jax.Array:
 
 
 def _bits(array: jax.Array) -> jax.Array:
-    """Take the elements as uint32, at least one-dimensional; 64-bit ones become two of them."""
+    """Return the elements as uint32, at least one-dimensional; an element of 64 bits becomes two."""
     if array.dtype == jnp.bool_:
         array = array.astype(jnp.uint8)
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)

@@ -1,9 +1,9 @@
-"""Copies in between on a fast directory of every host's own: NVMe, or /dev/shm for crashes that leave the host up.
+"""Extra copies on a fast directory of every host: NVMe, or /dev/shm against crashes that leave the host up.
 
     DIRECTORY/RUN/process-I/STEP/   one raw file for each distinct shard that the process holds, and manifest.json
 
 Each process writes alone, without a barrier, and reads back only its own files. So a copy serves the same layout on the
-same hosts, if every process has it whole; for all else there is the run's own directory.
+same hosts, if every process has it whole; everything else needs the run's own directory.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _NAME = "local-copies"
 
 
 class LocalCopies:
-    """The local copies of one run."""
+    """Write, find and read the local copies of one run."""
 
     def __init__(self, directory: str, run: epath.Path) -> None:
-        """Look for the copies of `run`, the directory of its checkpoints; all processes together.
+        """Look for the copies of `run`, the directory of its checkpoints; all processes call it together.
 
-        A name kept there ties them to it: a run that starts over does not find those of its predecessor, and the copy
-        of a run leaves them to the original.
+        A name that is kept in `run` ties the copies to it: a run that starts over does not find those of its
+        predecessor, and the copy of a run leaves them to the original.
         """
         self._directory, self._run = Path(directory), run
         self._name_file = run / _NAME
@@ -47,10 +47,10 @@ class LocalCopies:
         self._writing: tuple[int, Future[None]] | None = None
         held = gather(" ".join(map(str, self._complete())))
         self.steps = set.intersection(*(set(map(int, steps.split())) for steps in held))
-        """Those that every process has."""
+        """Steps of the copies that every process has."""
 
     def save(self, step: int, arrays: dict[str, jax.Array], record: dict[str, Any]) -> None:
-        """Copy what this process holds, then write it in the background.
+        """Copy what this process holds, and write the copy in the background.
 
         Raises:
             OSError: the copy before this one could not be written.
@@ -74,10 +74,10 @@ class LocalCopies:
         self._writing = step, self._thread.submit(self._write, step, files, manifest, words(held))
 
     def wait(self) -> None:
-        """Block until the copy is written.
+        """Wait until the copy is written.
 
         Raises:
-            OSError: it could not be.
+            OSError: it could not be written.
         """
         writing, self._writing = self._writing, None
         if writing:
@@ -89,8 +89,8 @@ class LocalCopies:
         """Read arrays and record of a copy.
 
         Raises:
-            ValueError: it is of another layout or model, or damaged.
-            OSError: it cannot be read, or not to its end.
+            ValueError: the copy is of another layout or model, or damaged.
+            OSError: the copy cannot be read, or not to its end.
         """
         path = self._process / str(step)
         manifest = unseal((path / "manifest.json").read_text())
@@ -105,7 +105,7 @@ class LocalCopies:
         return arrays, manifest["record"]
 
     def forget(self, after: int) -> None:
-        """Remove the copies of later steps: the run goes on from this one."""
+        """Remove the copies of steps after this one, from which the run goes on."""
         self.wait()
         for step in self._complete():
             if step > after:
@@ -113,7 +113,7 @@ class LocalCopies:
         self.steps = {step for step in self.steps if step <= after}
 
     def remove(self) -> None:
-        """Remove this run's copies, then the name that ties them to it; all processes together."""
+        """Remove this run's copies, then the name that ties them to it; all processes call it together."""
         self.wait()
         self.steps = set()
         shutil.rmtree(self._process, ignore_errors=True)
@@ -125,7 +125,7 @@ class LocalCopies:
         self._name = ""
 
     def close(self, *, wait: bool) -> None:
-        """End the background thread."""
+        """End the background thread, after what it is writing if `wait` is true."""
         self._thread.shutdown(wait)
 
     @property
@@ -133,7 +133,7 @@ class LocalCopies:
         return self._directory / (self._name or "-") / f"process-{jax.process_index()}"
 
     def _original(self) -> str:
-        """Return the directory whose copies these are, if another one; a run that has moved has left none behind."""
+        """Return the directory of the other run that has these copies, or "" if there is none or it has moved here."""
         for step in self._complete()[-1:]:
             with suppress(OSError, ValueError):
                 place = unseal((self._process / str(step) / "manifest.json").read_text()).get("run", str(self._run))
@@ -146,7 +146,7 @@ class LocalCopies:
         return sorted(int(path.name) for path in self._process.glob("*") if path.name.isdigit())
 
     def _write(self, step: int, files: dict[str, np.ndarray], manifest: dict[str, Any], prints: Words) -> None:
-        """Write a copy; the newest one stays until this one is complete, others go, to make room for it."""
+        """Write a copy; the newest one stays until this one is complete, and others go to make room for it."""
         for old in self._process.glob("*"):
             if old.name != str(max(self.steps, default=None)):
                 shutil.rmtree(old)
@@ -160,6 +160,6 @@ class LocalCopies:
 
 
 def _layout(arrays: dict[str, Any]) -> Any:
-    """Describe shapes, dtypes and what this process holds of them, as JSON gives it back."""
+    """Describe the shapes and dtypes of arrays, and what this process holds of them, as JSON gives it back."""
     held = {name: [array.shape, str(array.dtype), list(shards(array))] for name, array in arrays.items()}
     return json.loads(json.dumps({"processes": jax.process_count(), "arrays": held}))

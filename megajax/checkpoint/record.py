@@ -1,7 +1,7 @@
-"""The record of a checkpoint, JSON beside the arrays, and the contents that are checked against it.
+"""The record of a checkpoint, which is JSON beside the arrays, and the check of what is read against it.
 
-The record says what the arrays are and has to be right itself: it is sealed with its own hash. Fingerprints are still
-being computed as a save begins. What is read is checked against what is wanted, and against the fingerprints.
+The record says what the arrays are and has to be right itself, so it is sealed with its own hash. Fingerprints are
+still being computed as a save begins. What is read is checked against what is wanted, and against the fingerprints.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
 PAUSES = (1.0, 4.0)
-"""Seconds before what a disk or network failed to read is read again."""
+"""Seconds to wait before what a disk or network failed to read is read again."""
 Contents = tuple[dict[str, jax.Array], dict[str, Any]]
 """Arrays by name, and the record."""
 
 
 def described(record: dict[str, Any], arrays: dict[str, jax.Array]) -> dict[str, Any]:
-    """Add the kind of every array to a record: dtype, then shape."""
+    """Return a record with the kind of every array: dtype, then shape."""
     kinds = {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
     return {"version": FORMAT_VERSION, **record, "arrays": kinds}
 
 
 def complete(record: dict[str, Any], words: Words) -> dict[str, Any]:
-    """Add the fingerprints to a record, once they are there: so it is stored."""
+    """Return a record with the fingerprints, for which it waits, in the form that is stored."""
     return {**record, "fingerprint": digits(words)}
 
 
@@ -55,7 +55,7 @@ def unseal(text: str) -> dict[str, Any]:
     """Read a sealed document.
 
     Raises:
-        ValueError: it is not what was sealed.
+        ValueError: the document is not what was sealed.
     """
     document = json.loads(text)
     if not isinstance(document, dict) or document.pop("sha256", None) != _hash(document):
@@ -68,21 +68,21 @@ def _hash(document: dict[str, Any]) -> str:
 
 
 class RecordHandler(ocp.AsyncCheckpointHandler):
-    """Writes the record in Orbax's background thread, where waiting for the fingerprints delays nobody."""
+    """Write the record in Orbax's background thread, where waiting for the fingerprints delays nobody."""
 
     async def async_save(self, directory: epath.Path, args: RecordSave) -> list[Future]:
-        """Start writing, once Orbax has made the directory."""
+        """Start writing the record once Orbax has made the directory."""
         return [CommitFutureAwaitingContractedSignals(self._write(directory, args), name="record")]
 
     def save(self, directory: epath.Path, args: RecordSave) -> None:
-        """Write now."""
+        """Refuse to write at once, which Orbax does not ask for."""
         raise NotImplementedError("Orbax saves asynchronous handlers with `async_save`")
 
     def restore(self, directory: epath.Path, args: RecordRestore | None = None) -> dict[str, Any]:
         """Read the record in `directory`.
 
         Raises:
-            OSError, ValueError: there is none, or it is damaged.
+            OSError, ValueError: there is no record, or it is damaged.
         """
         del args
         try:
@@ -98,31 +98,32 @@ class RecordHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(RecordHandler, for_save=True)
 @dataclass
 class RecordSave(ocp.args.CheckpointArgs):
-    """The record that `RecordHandler` is to write."""
+    """Hold the record that `RecordHandler` is to write."""
 
     record: dict[str, Any]
-    """The record, with the kind of every array (see `described`)."""
+    """Record with the kind of every array (see `described`)."""
     words: Words
 
 
 @ocp.args.register_with_handler(RecordHandler, for_restore=True)
 @dataclass
 class RecordRestore(ocp.args.CheckpointArgs):
-    """It reads the whole record."""
+    """Ask `RecordHandler` for the whole record."""
 
 
 def read_contents(path: epath.Path, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str, tables: set[str]) -> Contents:
-    """Read arrays and record of the checkpoint in `path`, without a barrier: a process that fails holds up no other.
+    """Read arrays and record of a checkpoint, without a barrier: a process that fails holds up no other.
 
     Args:
-        path: of one step.
-        wanted: the arrays by name; the checkpoint has to hold just these, of those whose names begin with `prefix`.
-        prefix: "" or the part of the state that is read, with a dot.
+        path: directory of one step.
+        wanted: shape, dtype and sharding of the arrays by name; the checkpoint has to hold just these among the names
+            that begin with `prefix`.
+        prefix: part of the state that is read, with a dot, or "" for all.
         tables: names of arrays whose rows beyond the vocabulary are zero, and as many as a layout needs.
 
     Raises:
-        InputError: it is of another model or version.
-        Exception: it is damaged.
+        InputError: the checkpoint is of another model or version.
+        Exception: the checkpoint is damaged.
     """
     if not (path / "state").exists() and not (path / "record").exists():
         raise InputError(f"{path} is not a checkpoint of megajax: choose another directory")
@@ -156,7 +157,7 @@ def verified(read: Callable[[], Contents]) -> Contents | str:
     """Return what `read` gives if its fingerprints are right everywhere, else what is wrong, the same everywhere.
 
     Raises:
-        NotReady: a disk or network failed, at every attempt: that says nothing of the contents.
+        NotReady: a disk or network failed at every attempt, which says nothing of the contents.
     """
     contents, problem, unreadable = None, "", ""
     for pause in (*PAUSES, None):
@@ -187,7 +188,7 @@ def verified(read: Callable[[], Contents]) -> Contents | str:
 
 
 def _mismatch(saved: list[Any], leaf: jax.ShapeDtypeStruct, *, is_table: bool) -> str:
-    """Say how a saved array differs in kind from the wanted one; "" if it does not."""
+    """Describe how a saved array differs in kind from the wanted one; "" if it does not."""
     rows = 1 if is_table else 0
     dtype, there = jnp.dtype(saved[0]), tuple(saved[1:])
     if there[rows:] != leaf.shape[rows:]:

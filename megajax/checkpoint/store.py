@@ -1,12 +1,12 @@
-"""Checkpoints: Orbax, asynchronous, atomic, verified, from any mesh to any mesh.
+"""Checkpoints by Orbax, which are asynchronous, atomic and verified, and go from any mesh to any mesh.
 
 A checkpoint holds every array of the train state under its dotted name ("params.blocks.attention.qkv", all layers in
 one) and one JSON record: step, consumed samples, tokenizer, dtype, shape and fingerprint of every array, and a hash of
 itself. None of it depends on the layout. Orbax writes into a temporary directory and renames it last, so a killed save
 is no checkpoint; what is damaged later shows by its fingerprints when it is read, and is passed over.
 
-The directory may be any path that etils.epath knows. Local ones are tested; object stores (gs://...) go the ways that
-Orbax and TensorStore have for them, and were never tried.
+The directory may be any path that etils.epath knows. Local ones are tested; object stores (gs://...) are read and
+written as Orbax and TensorStore do, and were never tried.
 """
 
 from __future__ import annotations
@@ -42,21 +42,22 @@ log = logging.getLogger(__name__)
 
 
 class Restored(NamedTuple):
-    """A train state and the record saved beside it."""
+    """Hold a train state and the record saved beside it."""
 
     state: Any
     record: dict[str, Any]
 
 
 class Checkpoints:
-    """The checkpoints of one run. With several processes, all of them open, save, wait and restore together."""
+    """Save and restore the checkpoints of one run; several processes open, save, wait and restore together."""
 
     def __init__(
         self, directory: str | os.PathLike[str], config: CheckpointConfig | None, owner: Owner | None = None
     ) -> None:
         """Open (or create) the directory; `config` says which checkpoints stay, see `directory.kept`.
 
-        Without a configuration it is opened to be read, be it that of a run that is still training: nothing is changed.
+        Without a configuration the directory is opened to be read, even that of a run that is still training: nothing
+        is changed in it.
 
         Raises:
             InputError: the directory cannot be reached, or is not that of the run `owner`.
@@ -110,7 +111,7 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """List the steps of the finished checkpoints, ascending, as process 0 sees them; all have to ask together."""
+        """List the steps of the finished checkpoints, ascending, as process 0 sees them; all processes ask together."""
         unfinished = self._being_saved
         if unfinished is not None and gather("finished" if self._is_finished(unfinished) else "")[0]:
             unfinished = None
@@ -118,16 +119,17 @@ class Checkpoints:
 
     @property
     def latest(self) -> int | None:
-        """Return the newest step that can be resumed from, local copies included; all processes have the same."""
+        """Return the newest step that can be resumed from, local copies included; all processes get the same."""
         return max({*self.steps, *(self._local.steps if self._local else ())}, default=None)
 
     def save(self, step: int, state: Any, record: dict[str, Any], loss: float | None = None) -> float:
-        """Start writing; returns once the state is copied, so that the next step may overwrite its buffers.
+        """Start writing a checkpoint, and return once the state is copied, so that the next step may overwrite its
+        buffers.
 
         Args:
-            step: nothing is done if it has a checkpoint.
+            step: step of the checkpoint; if it exists, nothing is done.
             state: tree of arrays.
-            record: what has to be known besides, as JSON.
+            record: values that are needed besides the arrays, as JSON.
             loss: validation loss, if this step was evaluated.
 
         Returns:
@@ -157,7 +159,7 @@ class Checkpoints:
         return time.perf_counter() - start
 
     def save_local(self, step: int, state: Any, record: dict[str, Any]) -> float:
-        """Start writing a copy to `checkpoint.local`, each process what it holds; returns the seconds it blocked.
+        """Start writing what each process holds to `checkpoint.local`, and return the seconds for which it blocked.
 
         Raises:
             InputError: the copy before this one could not be written.
@@ -169,7 +171,7 @@ class Checkpoints:
         return time.perf_counter() - start
 
     def wait(self) -> None:
-        """Block until every save is on disk.
+        """Wait until every save is on disk.
 
         Raises:
             InputError: a save could not be written.
@@ -181,20 +183,20 @@ class Checkpoints:
                 self._local.wait()
 
     def finish(self) -> None:
-        """Wait, then remove the local copies: the run has ended, and its last step is on disk."""
+        """Wait for every save, then remove the local copies: the run has ended, and its last step is on disk."""
         self.wait()
         if self._local:
             self._local.remove()
 
     def restore(self, like: S, shardings: S, step: int | None = None, part: str = "") -> Restored:
-        """Read a checkpoint straight into its place on the current mesh; each host reads only what it holds.
+        """Read a checkpoint straight into its place on the current mesh, each host only what it holds.
 
         Args:
-            like: the state's shapes and dtypes (`jax.eval_shape`); floating-point numbers are converted to them.
-            shardings: where every array goes, same structure.
-            step: which checkpoint; None for the newest good one: those that are damaged are named in a warning and
-                renamed, so that their steps can be saved again. Local copies count, and newer ones are removed.
-            part: what `like` is of the state ("params", say); the rest is not read.
+            like: shapes and dtypes of the state (`jax.eval_shape`), to which floating-point numbers are converted.
+            shardings: sharding of every array, in the same structure.
+            step: step of the checkpoint, or None for the newest good one. Damaged ones are named in a warning and
+                renamed then, so that their steps can be saved again. Local copies count, and newer ones are removed.
+            part: part of the state that `like` is ("params", say), or "" for all; the rest is not read.
 
         Raises:
             InputError: there is no such checkpoint, it is damaged, or its arrays are not those of this model.
@@ -225,7 +227,7 @@ class Checkpoints:
     def _newest_good(
         self, wanted: dict[str, jax.ShapeDtypeStruct], prefix: str, tables: set[str]
     ) -> tuple[int, Contents]:
-        """Find the newest good checkpoint, local copies included; return its step and what it holds."""
+        """Return the step and the contents of the newest good checkpoint, local copies included."""
         local = None if prefix else self._local
         copies = [(step, False) for step in local.steps] if local else []
         candidates = [*((step, True) for step in self.steps), *copies]
@@ -251,21 +253,21 @@ class Checkpoints:
 
     @staticmethod
     def _read_local(local: LocalCopies, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> Contents | str:
-        """Read a local copy; a disk of one host that fails is no reason to wait, since there are other checkpoints."""
+        """Read a local copy; a host's disk that fails is no reason to wait, since there are other checkpoints."""
         try:
             return verified(lambda: local.read(step, wanted))
         except NotReady as error:
             return str(error)
 
     def check_room(self, state: Any, *, saved: bool) -> None:
-        """Look for room for checkpoints of a state (arrays, or their shapes) before anything is computed.
+        """Make sure that there is room for checkpoints of a state before anything is computed.
 
         Args:
-            state: what will be saved.
-            saved: there is a checkpoint already: a lack of room is a warning.
+            state: arrays that will be saved, or their shapes.
+            saved: whether there is a checkpoint already; a lack of room is a warning then.
 
         Raises:
-            InputError: there is none for a single one; says what is needed and what there is.
+            InputError: there is no room for a single one; the message says what is needed and what there is.
         """
         if "://" in str(self.directory):
             return
@@ -281,7 +283,7 @@ class Checkpoints:
         return f"a checkpoint needs {_size(self._needs)}, there are {_size(self._free)} free"
 
     def record(self, step: int) -> dict[str, Any]:
-        """Read the JSON record of one checkpoint."""
+        """Read the JSON record of the checkpoint of a step."""
         path = self.directory / str(step)
         try:
             return RecordHandler().restore(path / "record")
@@ -291,7 +293,7 @@ class Checkpoints:
             raise InputError(f"{path} is damaged ({reason(error)}): choose another checkpoint") from error
 
     def _losses(self) -> dict[int, float]:
-        """Return validation losses by step, as process 0 reads them."""
+        """Return the validation losses by step, as process 0 reads them."""
         losses = {}
         for step in self.steps if jax.process_index() == 0 else ():
             with suppress(InputError):
@@ -358,7 +360,7 @@ def _size(count: int) -> str:
 
 
 def _barrier(processes: int) -> Callable[..., None]:
-    """Make Orbax's barrier one at which a process whose save has failed does not wait: the others wait elsewhere."""
+    """Return Orbax's barrier without the wait of a process whose save has failed: the others wait elsewhere."""
     wait = ocp.multihost.get_barrier_sync_fn(processes=set(range(processes)))
 
     def arrive(*, key: str, timeout_ms: int) -> None:

@@ -1,1 +1,1 @@
-"""Models of other projects are imported (Hugging Face, Megatron-LM) and exported (Hugging Face)."""
+"""Import of models from other projects (Hugging Face, Megatron-LM), and export (Hugging Face)."""

@@ -1,7 +1,7 @@
-"""Checkpoints of weights alone are written piece by piece by one process, for models that come from elsewhere.
+"""Writing of checkpoints that hold weights alone, piece by piece in one process, for models from elsewhere.
 
-`store.Checkpoints` reads them: arrays in plain zarr files, one for every layer (and expert) of a parameter, and a
-record with their fingerprints. No array is ever in memory as a whole.
+`store.Checkpoints` reads these checkpoints: arrays in plain zarr files, one for every layer (and expert) of a
+parameter, and a record with their fingerprints. No array is ever in memory as a whole.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from megajax.checkpoint.record import FORMAT_VERSION, seal
 from megajax.config.base import InputError
 
 PART = "params"
-"""The part of a train state that is written."""
+"""Name of the part of a train state that is written."""
 
 
 class ParamsWriter:
-    """A checkpoint of one step that is being written: `create` every array, `put` all of its blocks, then `finish`."""
+    """Write the checkpoint of one step: `create` every array, `put` all of its blocks, then `finish`."""
 
     def __init__(self, directory: Path, step: int = 0) -> None:
         """Begin the checkpoint of a step in the directory of a run's checkpoints."""
@@ -65,7 +65,7 @@ class ParamsWriter:
         self._prints[name].add(block.reshape(*(1,) * depth, *block.shape), start)
 
     def finish(self, record: Mapping[str, Any]) -> None:
-        """Write the record, JSON of what has to be known besides the arrays."""
+        """Write the record: what has to be known besides the arrays, as JSON."""
         document = {
             "version": FORMAT_VERSION,
             "step": self._step,
@@ -81,7 +81,7 @@ class ParamsWriter:
 
 @contextmanager
 def staged_directory(out: Path) -> Iterator[Path]:
-    """Make a directory that becomes `out` if all goes well, and is removed if not.
+    """Make a directory that becomes `out` if all goes well, and is removed otherwise.
 
     Raises:
         InputError: `out` exists, or there is no room.

@@ -1,4 +1,4 @@
-"""A run starts from the weights of a trained model, with a fresh optimizer and schedule from step 0."""
+"""Start of a run from the weights of a trained model, with a fresh optimizer and schedule from step 0."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 
 def start_of(init_from: str, output_dir: str) -> Mapping[str, Any]:
-    """Read what `init_from`, which names no run that is there, implies by key; nothing is written.
+    """Read the values by key that `init_from` implies, if it names no run that exists; nothing is written.
 
     Raises:
-        InputError: it is neither run nor model, or a model that has no counterpart here.
+        InputError: `init_from` names neither run nor model, or a model that has no counterpart here.
     """
     run = RunDirectory(Path(output_dir))
     names = _began_from(run) if run.config_file.is_file() else []
@@ -47,12 +47,12 @@ def start_of(init_from: str, output_dir: str) -> Mapping[str, Any]:
 
 
 def prepare_start(config: Config, run: RunDirectory, trained: bool) -> None:
-    """Make a run, in this one, of the Hugging Face model that `init_from` may name, and record what it was.
+    """Turn the Hugging Face model that `init_from` may name into a run inside this one, and record what it was.
 
     Args:
-        config: values of the run, whose `init_from` names the model, or another run.
-        run: the run that begins from it.
-        trained: the run has begun and has a checkpoint.
+        config: configuration of the run, whose `init_from` names the model, or another run.
+        run: run that begins from it.
+        trained: whether the run has begun and has a checkpoint.
 
     Raises:
         InputError: the model cannot be imported, or is not the one that the run began from.
@@ -83,7 +83,7 @@ def start_from(
 ) -> TrainState:
     """Return the state with the weights of the newest checkpoint of `init_from`, read straight into their shards.
 
-    The files that came with those weights from Hugging Face are copied into `run`.
+    The files that came with these weights from Hugging Face are copied into `run`.
 
     Raises:
         InputError: there is no checkpoint, or it has weights of other shapes or a larger vocabulary.
@@ -117,7 +117,7 @@ def grow_vocabulary(params: Any, learned: int, wanted: int, shardings: Any, path
         path: name of the run that they came from, for messages.
 
     Raises:
-        InputError: the vocabulary is smaller: learned rows would be lost.
+        InputError: the vocabulary is smaller, so that learned rows would be lost.
     """
     if wanted < learned:
         raise InputError(
@@ -143,7 +143,7 @@ def grow_vocabulary(params: Any, learned: int, wanted: int, shardings: Any, path
 
 
 def _require_start(name: str, run: RunDirectory) -> None:
-    """Make sure that a run began from what `init_from` names; under its old name it may be another model by now."""
+    """Make sure that a run began from what `init_from` names, which may be another model by now under its old name."""
     names = _began_from(run)
     if any(same_paths(began, name) for began in names):
         return  # nothing of it is read any more
@@ -161,7 +161,7 @@ def _require_start(name: str, run: RunDirectory) -> None:
 
 
 def _began_from(run: RunDirectory) -> list[str]:
-    """Return the names of the start of a run: the one under which it was last seen, and the first one."""
+    """Return the names of what a run began from: the one under which it was last seen, and the first one."""
     seen, first = sources_in(run.start_record), load_run(run.path).config.init_from
     return [*([str(Path(seen[0]).parent)] if seen else []), *([first] if first else [])]
 
@@ -171,6 +171,6 @@ def _is_run(name: str) -> bool:
 
 
 def _contents(name: str) -> MadeFrom:
-    """Return the files that tell a start from others; config.yaml is enough for a run, as it names its own place."""
+    """Return the files by which starts are told apart; config.yaml is enough for a run, as it names its place."""
     files = [RunDirectory(Path(name)).config_file] if _is_run(name) else source_files(Path(name))
     return MadeFrom(files, {})

@@ -1,9 +1,8 @@
-"""Patterns say how one array lies in another, in text that reads both ways: `(K G H) D -> D K G H`.
+"""Patterns of how one array lies in another, as text that reads both ways: `(K G H) D -> D K G H`.
 
 On the left are the dimensions of the tensor in a file, on the right those of ours (one layer of it, one expert of that
-layer). What stands in parentheses is one dimension that counts through several, the last one fastest. A number is a
-dimension of that length, and 1 one that the other side need not have. Read from right to left, a pattern is the exact
-inverse.
+layer). Parentheses hold one dimension that counts through several, the last one fastest. A number is a dimension of
+that length, and a 1 need not be there on the other side. Read from right to left, a pattern is the exact inverse.
 
     V words, P positions, T token types, D embed (C: once more, in a square matrix), N heads, K kv heads (= groups),
     G query heads a group, Q = G + 2 (with key and value), H head dim, R = H / 2, F mlp, X mlp of an expert, Y mlp that
@@ -22,9 +21,9 @@ from megajax.config.model import ModelConfig
 
 Dims = Mapping[str, int]
 Table = Mapping[str, Mapping[str, str]]
-"""Our parameter -> the tensors that it is made of and the pattern of each, in the order in which they lie side by side.
-Names have a {layer}, and an {expert}, where the parameter has one more dimension. A table may have rows of parameters
-that a model lacks."""
+"""Our parameter -> the tensors of which it is made and the pattern of each, in the order in which they lie side by
+side. Names have a {layer}, and an {expert}, where the parameter has one more dimension. A table may have rows of
+parameters that a model lacks."""
 
 
 def norm(ours: str, theirs: str, pattern: str = "D -> D") -> Table:
@@ -36,10 +35,10 @@ def dense(ours: str, theirs: str | Sequence[str], weight: str, bias: str = "") -
     """Return the rows of a linear layer, which may be several side by side, all with the same patterns.
 
     Args:
-        ours: name of the weight; that of the bias has "_bias" behind it.
-        theirs: name of the layer, or of each.
+        ours: name of the weight, to which "_bias" is added for the bias.
+        theirs: name of the layer, or names of several.
         weight: pattern of the weight.
-        bias: pattern of the bias; "" for a layer without one.
+        bias: pattern of the bias, or "" for a layer without one.
     """
     names = (theirs,) if isinstance(theirs, str) else theirs
     weights: Table = {ours: {f"{name}.weight": weight for name in names}}
@@ -94,10 +93,10 @@ def dims(model: ModelConfig) -> dict[str, int]:
 
 
 def rearrange(x: np.ndarray, pattern: str, sizes: Dims) -> np.ndarray:
-    """Lay out an array as the right side of a pattern says, which lies as the left side says.
+    """Return an array as the right side of a pattern says, which lies as the left side says.
 
     Raises:
-        ValueError: the array has not the shape of the left side.
+        ValueError: the shape of the array is not that of the left side.
     """
     left, right = _sides(pattern)
     if x.shape != _shape(left, sizes):
@@ -108,13 +107,13 @@ def rearrange(x: np.ndarray, pattern: str, sizes: Dims) -> np.ndarray:
 
 
 def join(parts: Sequence[np.ndarray], patterns: Sequence[str], sizes: Dims) -> np.ndarray:
-    """Make one slice of our parameter of tensors, side by side where the pattern of the last one has its 1."""
+    """Make one slice of our parameter of tensors, which lie side by side where the last pattern has its 1."""
     laid_out = [rearrange(part, pattern, sizes) for part, pattern in zip(parts, patterns, strict=True)]
     return np.concatenate(laid_out, _beside(patterns)) if len(laid_out) > 1 else laid_out[0]
 
 
 def split(whole: np.ndarray, patterns: Sequence[str], sizes: Dims) -> list[np.ndarray]:
-    """Make tensors of one slice of our parameter: the inverse of `join`."""
+    """Make tensors of one slice of our parameter, which is the inverse of `join`."""
     axis = _beside(patterns)
     lengths = [ours_shape(pattern, sizes)[axis] for pattern in patterns] if len(patterns) > 1 else []
     parts = np.split(whole, list(accumulate(lengths))[:-1], axis) if lengths else [whole]

@@ -1,4 +1,4 @@
-"""Decoders of Hugging Face: GPT-2, BLOOM, and LLaMA with its relatives."""
+"""Families of Hugging Face's decoders: GPT-2, BLOOM, and LLaMA with its relatives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GPT2_TABLE: Table = {
     **norm("final_norm", "transformer.ln_f"),
     "head": {"lm_head.weight": "V D -> V D"},
 }
-"""Its `Conv1D` keeps matrices as (in, out), ours do too: nothing is transposed."""
+"""Tensors of GPT-2, whose `Conv1D` keeps matrices as (in, out) like ours: nothing is transposed."""
 GPT2 = Family(
     model_type="gpt2",
     architecture=lambda _: "GPT2LMHeadModel",
@@ -77,7 +77,7 @@ BLOOM_TABLE: Table = {
     **norm("final_norm", "transformer.ln_f"),
     "head": {"lm_head.weight": "V D -> V D"},
 }
-"""Query, key and value lie side by side in every head."""
+"""Tensors of BLOOM, in which query, key and value lie side by side in every head."""
 BLOOM = Family(
     model_type="bloom",
     architecture=lambda _: "BloomForCausalLM",
@@ -106,11 +106,11 @@ ROPE_KEYS = {
     "low_freq_factor": Nullable(float), "high_freq_factor": Nullable(float),
     "original_max_position_embeddings": Nullable(int), "partial_rotary_factor": Nullable(float),
 }  # fmt: skip
-"""Keys of `rope_scaling` and `rope_parameters`."""
+"""Keys of `rope_scaling` and `rope_parameters`, with their defaults."""
 
 
 def _read_rope(settings: Settings, share: float | None) -> Mapping[str, Any]:
-    """Read the rotary embedding: `rope_parameters` is the newer form of two keys, of which the older form counts."""
+    """Read the rotary embedding; `rope_parameters` is the newer form of two keys, whose older form wins."""
     key = "rope_scaling" if settings.get("rope_scaling") else "rope_parameters"
     rope = Settings(settings.get(key) or {}, ROPE_KEYS, within=f"{key}.")
     if unknown := rope.values.keys() - ROPE_KEYS.keys():
@@ -134,7 +134,7 @@ def _read_rope(settings: Settings, share: float | None) -> Mapping[str, Any]:
 
 
 def _read_share(settings: Settings, rope: Settings, share: float | None) -> dict[str, Any]:
-    """Read the share of each head that is rotated; `share` is the default, None where it is always the whole head."""
+    """Read the share of each head that is rotated, by default `share`; None where the whole head always is."""
     key = "partial_rotary_factor"
     if share is None:
         for where in (settings, rope):
@@ -201,7 +201,7 @@ SIZES: Rows = (
     field("rms_norm_eps", "norm_eps", 1e-6),
 )
 SHAPE: Rows = (always(activation="swiglu"), only("hidden_act", "silu", written=True), *SIZES, ROPE)
-"""What LLaMA and its relatives have in common, with LLaMA's defaults."""
+"""Rows that LLaMA and its relatives have in common, with LLaMA's defaults."""
 LLAMA_LAYER = "model.layers.{layer}"
 WITHOUT_MLP: Table = {
     "word_embedding": {"model.embed_tokens.weight": "V D -> V D"},
@@ -325,7 +325,8 @@ def window_row(*, first_layers: bool) -> Row:
     What the keys mean without `layer_types` differs by version, so the kind of every layer is written.
 
     Args:
-        first_layers: `max_window_layers` counts every other one of the first layers, instead of leaving them out.
+        first_layers: whether `max_window_layers` counts every other one of the first layers, instead of leaving them
+            out.
     """
 
     def read(settings: Settings) -> Mapping[str, Any]:

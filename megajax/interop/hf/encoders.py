@@ -1,4 +1,4 @@
-"""Encoders of Hugging Face, and T5, whose encoder has a decoder beside it.
+"""Families of Hugging Face's encoders, and of T5, whose encoder has a decoder beside it.
 
 BERT and RoBERTa have norms after the sums. Megatron-LM's BERT has them before the branches, and one after the last
 block. A file with a pooler is a model of pairs: it learnt which part of a pair comes first, or may learn it here.
@@ -31,9 +31,9 @@ def _encoder(encoder: str, attention_norm: str, mlp_norm: str) -> Table:
     """Return the rows of an encoder and its pooler.
 
     Args:
-        encoder: prefix of its names.
+        encoder: prefix of the encoder's names.
         attention_norm: name of the norm of the attention, within a layer.
-        mlp_norm: name of that of the MLP.
+        mlp_norm: name of the norm of the MLP, within a layer.
     """
     layer = f"{encoder}.encoder.layer.{{layer}}"
     embedding, attention = f"{encoder}.embeddings", f"{layer}.attention"
@@ -54,9 +54,9 @@ def _encoder(encoder: str, attention_norm: str, mlp_norm: str) -> Table:
 
 
 def _heads(head: str, dense_layer: str, norm_layer: str) -> Table:
-    """Return the rows of the head for masked tokens, whose layers have these names, and of the one for pairs.
+    """Return the rows of the heads for masked tokens, whose layers have these names, and for pairs.
 
-    RoBERTa has none for pairs: one that was trained here is kept under BERT's name.
+    RoBERTa has no head for pairs: one that was trained here is kept under BERT's name.
     """
     return {
         **dense("transform", f"{head}.{dense_layer}", "C D -> D C", "D -> D"),
@@ -101,7 +101,7 @@ SHAPE: Rows = (
     field("attention_probs_dropout_prob", "attention_dropout", 0.1),
     field("initializer_range", "init_std", 0.02),
 )
-"""What all encoders have in common, with BERT's defaults."""
+"""Rows that all encoders have in common, with BERT's defaults."""
 _NORMS_AFTER = always(norm_placement="post", embedding_norm=True)
 
 BERT = Family(
@@ -158,7 +158,7 @@ def _t5_attention(ours: str, theirs: str) -> Table:
 
 
 def _t5_mlp(ours: str, theirs: str, names: list[str]) -> Table:
-    """Return the rows of the MLP of a layer; `names` are those of its input matrices."""
+    """Return the rows of the MLP of a layer, whose input matrices have these names."""
     return {
         f"{ours}.mlp_norm.scale": {f"{theirs}.layer_norm.weight": "D -> D"},
         **dense(f"{ours}.mlp.fc1", [f"{theirs}.DenseReluDense.{name}" for name in names], "F D -> D 1 F"),
@@ -195,7 +195,7 @@ _FUNCTIONS = {"relu": "relu", "geglu": "gelu_new", "swiglu": "silu"}
 
 
 def _read_parts(settings: Settings) -> Mapping[str, Any]:
-    """Check what newer files say of the non-linearity beside its whole name; transformers believes the parts more."""
+    """Check what newer files say of the parts of the non-linearity, which transformers believes more than its name."""
     activation = settings.choose("feed_forward_proj", _FEED_FORWARD)
     settings.only("dense_act_fn", None, _FUNCTIONS[activation])
     settings.only("is_gated_act", None, activation != "relu")
@@ -207,13 +207,13 @@ def _write_parts(model: ModelConfig) -> Mapping[str, Any]:
 
 
 def _read_tied(settings: Settings) -> Mapping[str, Any]:
-    """Read whether the head is tied: newer files say with scale_decoder_outputs what 1.1 says with the older key."""
+    """Read whether the head is tied; newer files say it with scale_decoder_outputs, 1.1 with the older key."""
     older, newer = settings.get("tie_word_embeddings"), settings["scale_decoder_outputs"]
     return {"tied_head": newer if "scale_decoder_outputs" in settings.values else older is not False}
 
 
 def _read_depths(settings: Settings) -> Mapping[str, Any]:
-    """Read how many layers the two stacks have; the decoder is as deep as the encoder unless the file says more."""
+    """Read how many layers the stacks have; the decoder is as deep as the encoder unless the file says more."""
     decoder, encoder = settings.get("num_decoder_layers"), settings["num_layers"]
     return {"num_layers": decoder or encoder, "encoder_layers": encoder}
 

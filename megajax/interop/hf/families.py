@@ -1,4 +1,4 @@
-"""Families are found by the `model_type` of config.json, or by the model that they have words for."""
+"""Choice of a family, by the `model_type` of config.json or by the model that it can describe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def family_of(settings: Mapping[str, Any]) -> Family:
     """Return the family that a config.json names.
 
     Raises:
-        InputError: it names none of those here.
+        InputError: the file names none of the families here.
     """
     name = settings.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
@@ -49,7 +49,7 @@ def family_for(model: ModelConfig) -> Family:
 def updated_settings(
     came: Mapping[str, Any], family: Family, model: ModelConfig, tensors: Collection[str]
 ) -> dict[str, Any]:
-    """Return a config.json as it came, but for the keys that have changed with the model (a longer context, say).
+    """Return a config.json as it came, except for keys that have changed with the model (a longer context, say).
 
     Args:
         came: values of the file.
@@ -78,9 +78,9 @@ def updated_settings(
 
 
 def lost(family: Family, settings: Mapping[str, Any], model: ModelConfig, tensors: Collection[str]) -> list[str]:
-    """List the fields of a model that settings beside tensors of these names do not tell.
+    """List the fields of a model that settings, beside tensors of these names, do not tell.
 
-    They are those that come back as something else, among those that the model's outputs depend on.
+    These fields come back as something else; fields that the model's outputs do not depend on are left out.
     """
     before = _architecture(model)
     try:
@@ -91,7 +91,7 @@ def lost(family: Family, settings: Mapping[str, Any], model: ModelConfig, tensor
 
 
 TRAINING = {"attention_dropout", "hidden_dropout", "init_std", "balance_loss", "z_loss", "vocab_multiple"}
-"""Fields that outputs do not depend on."""
+"""Fields on which outputs do not depend."""
 MODEL_FIELDS = tuple(field.name for field in fields(ModelConfig) if field.name not in TRAINING)
 IDLE = {
     "rope_": lambda model: model.positions != "rope",
@@ -106,11 +106,11 @@ IDLE = {
     "shared_": lambda model: not model.experts,
     "position_offset": lambda model: model.positions != "learned",
 }
-"""Beginning of fields -> the condition under which no output depends on them."""
+"""Beginning of names of fields -> the condition under which no output depends on them."""
 
 
 def _architecture(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields that the outputs of a model depend on, with the defaults worked out."""
+    """Return the fields on which the outputs of a model depend, with the defaults worked out."""
     idle = tuple(start for start, is_idle in IDLE.items() if is_idle(model))
     names = [name for name in MODEL_FIELDS if name == "experts" or not name.startswith(idle)]
     values = {name: getattr(model, WORKED_OUT.get(name, name)) for name in names}

@@ -1,4 +1,4 @@
-"""The language in which a family of Hugging Face's models is described: rows that read both ways.
+"""Language in which a family of Hugging Face's models is described: rows that read both ways.
 
 A row ties keys of config.json to fields of our `ModelConfig`. It says which value transformers takes for a key that is
 missing, how the key is read and how it is written; so a family is one list of rows, in the order in which they are
@@ -52,7 +52,7 @@ WORKED_OUT = {
 
 
 class Nullable(NamedTuple):
-    """The default of a key that may be null, which is another thing than leaving it out."""
+    """Default of a key that may be null, which is another thing than leaving it out."""
 
     kind: type
     """Type of the value where it is not null."""
@@ -72,7 +72,7 @@ KINDS = {
 
 
 class Settings:
-    """The values of one config.json, and the names of the tensors beside it."""
+    """Give the values of one config.json, each checked when it is asked for, and the names of the tensors beside it."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Settings:
         """Refuse a key unless its value, or the default that stands for it, is one of those known.
 
         Raises:
-            InputError: the value is another one.
+            InputError: the value is none of these.
         """
         if self.get(key) not in known:
             self.refuse(key, " or ".join(map(str, known)))
@@ -162,14 +162,14 @@ class Settings:
 
 
 class Row(NamedTuple):
-    """Some keys of config.json and the fields of ours that they describe."""
+    """Tie some keys of config.json to the fields of ours that they describe."""
 
     defaults: Defaults
-    """The keys that `read` asks for, and their defaults."""
+    """Keys that `read` asks for, and their defaults."""
     read: Callable[[Settings], Mapping[str, Any]]
-    """Returns fields of `ModelConfig`; where two rows give the same field, the later one counts."""
+    """Function that returns fields of `ModelConfig`; where two rows give the same field, the later one counts."""
     write: Callable[[ModelConfig], Mapping[str, Any]]
-    """Returns keys of config.json; where two rows give the same key, the later one counts."""
+    """Function that returns keys of config.json; where two rows give the same key, the later one counts."""
     aliases: Mapping[str, str] = {}
     """Other names of the keys, which transformers understands as well -> the names in `defaults`."""
     forms: Collection[str] = ()
@@ -187,7 +187,7 @@ def field(key: str, ours: str, default: Any, *aliases: str, written: str | None 
         ours: name of the field.
         default: value of a missing key.
         aliases: other names of the key.
-        written: attribute of `ModelConfig` that is written, unless it is the field's value after the default.
+        written: attribute of `ModelConfig` that is written; unset = the field's value after the default.
     """
     source = written or WORKED_OUT.get(ours, ours)
     return Row(
@@ -212,9 +212,9 @@ def only(key: str, *known: Any, default: Any = None, written: bool = False) -> R
 
     Args:
         key: name in config.json.
-        known: its values; the first one is written, if one is.
-        default: value of a missing key, unless it is the first one known.
-        written: the key is written as well.
+        known: values of the key, the first of which is written, if one is.
+        default: value of a missing key, if it is not the first one known.
+        written: whether the key is written as well.
     """
 
     def read(settings: Settings) -> Mapping[str, Any]:
@@ -245,16 +245,16 @@ def with_defaults(rows: Rows, **defaults: Any) -> Rows:
 
 @dataclass(frozen=True)
 class Family:
-    """One `model_type` of config.json."""
+    """Describe the models of one `model_type` of config.json."""
 
     model_type: str
     architecture: Callable[[ModelConfig], str]
     """Name of the class that loads a model with all parts that ours has."""
     rows: Rows
     table: Callable[[ModelConfig], Table]
-    """Where the tensors of a model go; the names have the prefix."""
+    """Function that returns where the tensors of a model go; the names have the prefix."""
     prefix: str
-    """Beginning of tensor names, which they lack if they were saved without the head."""
+    """Beginning of tensor names, which is missing if they were saved without the head."""
     heads: frozenset[str] = frozenset({"head"})
     """Parameters that a file may lack."""
     twins: Mapping[str, str] = attribute(default_factory=dict)
@@ -262,16 +262,16 @@ class Family:
 
     @property
     def defaults(self) -> Defaults:
-        """Every key that is read, and its default."""
+        """Return every key that is read, and its default."""
         return {key: value for row in self.rows for key, value in row.defaults.items()}
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Other names of keys -> the names in `defaults`."""
+        """Return other names of keys -> the names in `defaults`."""
         return {alias: key for row in self.rows for alias, key in row.aliases.items()}
 
     def described(self, values: Mapping[str, Any], tensors: Collection[str] = ()) -> ModelConfig:
-        """Return the model that a config.json describes, which lies beside tensors of these names.
+        """Return the model that is described by a config.json, which lies beside tensors of these names.
 
         Raises:
             InputError: the values describe no model, or one that has no counterpart here.

@@ -1,7 +1,7 @@
-"""The files in which Hugging Face keeps a model: config.json beside safetensors files, one or several with an index.
+"""Files in which Hugging Face keeps a model: config.json, and safetensors files, one or several with an index.
 
 `open_source` reads them. `Target` writes them piece by piece, in any order: the library wants all tensors of a file in
-memory at once. A `Manifest` is what can be said of them without their numbers. A file of this format is
+memory at once. A `Manifest` describes them without their numbers. A file of this format is
 
     8 bytes      length of the header, little-endian
     header       JSON: dtype, shape and place of every tensor behind it
@@ -34,16 +34,16 @@ CARRIED = (
 )  # fmt: skip
 """Names of the small files that go with a model, next to config.json."""
 SHARD_BYTES = 5 << 30
-"""Size of the files of a model that had none before."""
+"""Largest size in bytes of a file of a model that was in none before."""
 
 
 class Precision(NamedTuple):
-    """A kind of numbers that fp32 holds exactly."""
+    """Describe a kind of numbers that fp32 holds exactly."""
 
     name: str
-    """Its name in safetensors files."""
+    """Name of the kind in safetensors files."""
     word: str
-    """Its name in config.json."""
+    """Name of the kind in config.json."""
     dtype: np.dtype
 
 
@@ -52,13 +52,13 @@ PRECISIONS = {
     "bf16": Precision("BF16", "bfloat16", jnp.dtype(jnp.bfloat16)),
     "fp16": Precision("F16", "float16", np.dtype(np.float16)),
 }
-"""Our names of them -> the kinds."""
+"""Our name of a precision -> its kind of numbers."""
 DTYPES = {precision.name: precision.dtype for precision in PRECISIONS.values()}
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """The entry of a tensor in the header of its file."""
+    """Describe a tensor as the header of its file does."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -66,17 +66,17 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """The number of its elements."""
+        """Return the number of its elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its data."""
+        """Return the number of bytes of its data."""
         return self.size * DTYPES[self.dtype].itemsize
 
 
 class Source:
-    """The tensors of a model; none is read before it is asked for."""
+    """Read the tensors of a model, none before it is asked for."""
 
     def __init__(self, directory: Path, settings: dict[str, Any], files: dict[str, Any]) -> None:
         """Read the headers of open files, given by name; see `open_source`.
@@ -160,7 +160,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _require_same(indexed: Source, single: Source) -> None:
-    """Refuse a model that is there twice unless both are the same.
+    """Refuse a model that is in two places unless both are the same.
 
     Raises:
         InputError: they differ.
@@ -198,7 +198,7 @@ def carried(folder: Path) -> list[Path]:
 
 
 class Target:
-    """The files of a model that is being written: as long as they will be, with tensors put into their places."""
+    """Write the files of a model, which have their full length from the start, with tensors put into their places."""
 
     def __init__(
         self, directory: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Mapping[str, str]]
@@ -267,16 +267,16 @@ def _file_name(number: int, count: int) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of a model without their numbers: `tensors.json` of a run, so that an export looks like the import."""
+    """Describe the files of a model without their numbers; `tensors.json` of a run makes exports look like imports."""
 
     dtypes: Mapping[str, str]
-    """Tensor -> its dtype, as safetensors calls it."""
+    """Name of a tensor -> its dtype, as safetensors calls it."""
     files: Mapping[str, str]
-    """Tensor -> its file."""
+    """Name of a tensor -> the name of its file."""
     metadata: Mapping[str, Mapping[str, str]]
-    """File -> the metadata in its header."""
+    """Name of a file -> the metadata in its header."""
     interleaved_rope: bool
-    """The rotary embedding of the weights turns neighbours."""
+    """Whether the rotary embedding of the weights turns neighbours."""
 
     @classmethod
     def of(cls, source: Source, *, interleaved_rope: bool) -> Self:
@@ -293,7 +293,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read what `write` has written.
+        """Read a manifest that `write` has written.
 
         Raises:
             InputError: the file cannot be read.
@@ -307,8 +307,8 @@ class Manifest:
         """Add heads that the files lack.
 
         Args:
-            names: of all tensors, which become those of the files: they differ where a model has no head.
-            there: name of a tensor -> its name in the files, for those that they have.
+            names: names of all tensors, which become those of the files: they differ where a model has no head.
+            there: name of a tensor -> its name in the files, for tensors that these have.
         """
         usual, _ = Counter(self.dtypes.values()).most_common(1)[0]
         last = max(self.files.values())

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: layers by a pattern, norms around every branch, and in Gemma 3 two rotary bases."""
+"""Families of Gemma 2 and 3, with a pattern of layers, norms around every branch, and in Gemma 3 two rotary bases."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from megajax.interop.hf.family import Nullable, Row, Rows, Settings, always, fie
 from megajax.interop.patterns import Table
 
 LONGEST = 100
-"""Layers of a pattern that a number may name; of a longer one each layer has to be listed."""
+"""Largest number of layers in a pattern that a number may name; in a longer one each layer has to be listed."""
 _LAYER_TYPES = {"sliding_attention": "local", "full_attention": "global"}
 
 
 def _read_pattern(settings: Settings, period: int) -> Mapping[str, Any]:
-    """Read the window, and the shortest pattern that the layers repeat; none where all are alike.
+    """Read the window, and the shortest pattern that the layers repeat, which is empty where all are alike.
 
     Where the kinds of layers are not listed, the last one of every `period` is global.
     """
@@ -99,7 +99,7 @@ GEMMA2 = llama_like(
 
 
 def _read_two_bases(settings: Settings) -> Mapping[str, Any]:
-    """Read window, pattern and the rotary embedding of either kind of layer; local ones are never scaled."""
+    """Read window, pattern and the rotary embedding of both kinds of layers; that of local ones is never scaled."""
     period = settings["sliding_window_pattern"]
     if not 1 <= period <= LONGEST:
         settings.refuse("sliding_window_pattern", f"1 to {LONGEST}")

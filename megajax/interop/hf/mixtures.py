@@ -1,4 +1,4 @@
-"""Mixtures of experts of Hugging Face: Mixtral and Qwen's, which are LLaMA but for the MLP."""
+"""Families of Hugging Face's mixtures of experts: Mixtral and Qwen's, which are LLaMA except for the MLP."""
 
 from __future__ import annotations
 

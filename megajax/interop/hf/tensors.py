@@ -1,4 +1,4 @@
-"""Tensors of a model's files are matched with our parameters, a layer (and an expert) at a time.
+"""Match of the tensors in a model's files with our parameters, a layer (and an expert) at a time.
 
 All of it follows from a family's table and the shapes of the model, so whatever does not fit is told before anything is
 read or written. Files differ from the table in prefixes, in heads that they lack and in tensors that they hold twice;
@@ -28,21 +28,21 @@ BUFFERS = re.compile(r"(^|\.)h\.\d+\.attn\.(masked_)?bias$|\.rotary_emb\.inv_fre
 
 
 class Parameter(NamedTuple):
-    """One of our parameters."""
+    """Describe one of our parameters."""
 
     shape: tuple[int, ...]
     depth: int
-    """The number of leading dimensions that count layers and experts."""
+    """Number of leading dimensions, which count layers and experts."""
 
     @property
     def block(self) -> tuple[int, ...]:
-        """The shape of one layer (of one expert) of it."""
+        """Return the shape of one layer (of one expert) of the parameter."""
         return self.shape[self.depth :]
 
 
 @dataclass(frozen=True)
 class Move:
-    """Some tensors that make one block of our parameter."""
+    """Tie one block of our parameter to the tensors of which it is made."""
 
     ours: str
     index: tuple[int, ...]
@@ -56,7 +56,7 @@ def unpadded(model: ModelConfig) -> ModelConfig:
 
 
 class Moves:
-    """All moves of one model."""
+    """List all moves of one model, between its tensors and our parameters."""
 
     def __init__(self, family: Family, model: ModelConfig, *, interleaved_rope: bool = False) -> None:
         """Work out the moves of a model of a family, whose rotary embedding may turn neighbours in the files.
@@ -90,7 +90,7 @@ class Moves:
             self.moves.append(Move(name, index, tuple(their.format(**numbers) for their in names), patterns))
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Iterate over the tensors of the family, with their shapes."""
+        """Iterate over the names of the family's tensors, with their shapes."""
         for move in self.moves:
             for name, pattern in zip(move.theirs, move.patterns, strict=True):
                 yield name, theirs_shape(pattern, self.sizes)
@@ -105,21 +105,21 @@ class Moves:
 
 
 class Matched(NamedTuple):
-    """The tensors that some files hold of a model."""
+    """List the tensors that some files hold of a model."""
 
     names: dict[str, str]
-    """The family's name of a tensor -> the name in the files."""
+    """The family's name of a tensor -> its name in the files."""
     twins: dict[str, str]
-    """A tensor that the files hold a second time -> the family's name of the one that counts."""
+    """Name of a tensor that the files hold a second time -> the family's name of the one that counts."""
     absent: frozenset[str]
-    """Our parameters that the files lack."""
+    """Names of our parameters that the files lack."""
 
 
 def check_count(tensors: Collection[str], model: ModelConfig, where: object) -> None:
     """Refuse a model that has more layers (and experts) than there are tensors, before it is laid out one by one.
 
     Raises:
-        InputError: the model has more.
+        InputError: there are more layers than tensors.
     """
     wanted = model.num_layers * max(1, model.experts) + (model.encoder_layers or 0)
     if wanted > len(tensors):
@@ -166,7 +166,7 @@ def check_kinds(tensors: Mapping[str, Tensor], matched: Matched, moves: Moves, w
     """Refuse tensors of another shape than config.json says, or of numbers that fp32 does not hold.
 
     Raises:
-        InputError: the message names the first.
+        InputError: there is such a tensor; the message names the first.
     """
     for name, shape in moves.tensors():
         if name not in matched.names:
@@ -187,5 +187,5 @@ def _find(name: str, tensors: Collection[str], moves: Moves) -> str | None:
 
 
 def _twins(moves: Moves) -> dict[str, str]:
-    """Return the twins of the family, but for tensors that count in this model."""
+    """Return the twins of the family, without tensors that count in this model."""
     return {twin: base for twin, base in moves.family.twins.items() if twin not in moves.known}

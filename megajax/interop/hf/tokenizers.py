@@ -1,6 +1,6 @@
-"""Tokenizers that come with Hugging Face models are read, and those of runs written as files for transformers.
+"""Choice of the tokenizer that comes with a Hugging Face model, and writing of a run's as files for transformers.
 
-Exported, a tokenizer has the same ids, the same text and the same special tokens. Whatever its kind and however its
+An exported tokenizer has the same ids, the same text and the same special tokens. Whatever its kind and however its
 files were called, it becomes one tokenizer.json, which transformers runs as it is (class PreTrainedTokenizerFast), with
 the names of the special tokens in tokenizer_config.json. Both tokenizers read a page of awkward texts before anything
 is written.
@@ -33,7 +33,7 @@ _REBUILT = ("qwen2",)
 """Values of model_type for which transformers (5) takes no tokenizer.json as it is, but its own cutting of texts,
 unless code comes with the model. It asks nobody: where that code is not trusted, the file is taken as it is."""
 _CODE = ("exported_tokenizer", "ExportedTokenizer")
-"""That code, a module and its class, which does the same for those who do trust it (`trust_remote_code=True`)."""
+"""Module and class of that code, which does the same for those who trust it (`trust_remote_code=True`)."""
 _MODULE = f'''"""The tokenizer of this model is tokenizer.json as it is."""
 
 from transformers import {_CLASS}
@@ -57,15 +57,15 @@ PROBES = (
 def write_tokenizer(
     tokenizer: Tokenizer, folder: Path, *, model_type: str, longest: int, names_are_text: bool, family: str = "gpt"
 ) -> bool:
-    """Write tokenizer.json and tokenizer_config.json; or, if they would not mean the same, only what says so.
+    """Write tokenizer.json and tokenizer_config.json, or only a note if they would not mean the same.
 
     Args:
         tokenizer: the tokenizer of the run.
         folder: directory of the exported model.
-        model_type: value of that key in its config.json.
+        model_type: value of `model_type` in the exported config.json.
         longest: longest text that the model sees, in tokens.
-        names_are_text: the name of a special token in a text is text, as in training, and not that token.
-        family: family of our model: texts of a bert stand between [CLS] and [SEP], and those of a t5 may have an end.
+        names_are_text: whether the name of a special token in a text is text, as in training, and not that token.
+        family: family of our model; texts of a bert stand between [CLS] and [SEP], and those of a t5 may have an end.
 
     Returns:
         True if the tokenizer could be written. If not, a warning says why, and transformers refuses to load one.
@@ -106,7 +106,7 @@ def _check_same(tokenizer: Tokenizer, fast: tokenizers.Tokenizer) -> None:
     """Refuse a tokenizer that gives other ids or texts.
 
     Raises:
-        InputError: the message names the first text.
+        InputError: they do; the message names the first text.
     """
     size = max(fast.get_vocab().values()) + 1
     if size != tokenizer.vocab_size:
@@ -174,7 +174,8 @@ def _tokenizer_in(folder: Path, family: str) -> TokenizerConfig | None:
 def came_with_model(run: RunDirectory, config: Config) -> bool:
     """Tell whether ids mean what they meant to the model that a run was made of.
 
-    They do if the run has the tokenizer that came with its model, and if it has none because none of use came.
+    They do if the run has the tokenizer that came with its model, and if it has plain ids because no tokenizer of use
+    came.
     """
     if config.tokenizer.type == "null":
         return run.huggingface.is_dir()
@@ -189,10 +190,10 @@ def export_tokenizer(run: RunDirectory, config: Config, out: Path, settings: dic
     """Write a run's tokenizer for transformers: the files that came with its model, if ids still mean the same.
 
     Args:
-        run: the run.
-        config: its values.
+        run: run that is exported.
+        config: configuration of the run.
         out: directory of the exported model.
-        settings: config.json of that model. Ids of special tokens that have changed are put into it.
+        settings: config.json of that model, into which ids of special tokens that have changed are put.
     """
     came = came_with_model(run, config)
     for path in carried(run.huggingface) if came else ():
@@ -213,9 +214,9 @@ def _habits(tokenizer: Tokenizer) -> tuple[object, ...]:
 
 
 def _tell_changed_ids(theirs: Tokenizer, ours: Tokenizer, out: Path, settings: dict[str, Any]) -> None:
-    """Put into the settings, and into generation_config.json, which tokens begin, end and pad texts in a run now.
+    """Write which tokens begin, end and pad texts now into the settings and into generation_config.json.
 
-    The tokens that ended texts before still do, as in generation here.
+    Tokens that ended texts before still do, as in generation here.
     """
     before, now = (special_ids(tokenizer, settings["model_type"]) for tokenizer in (theirs, ours))
     changed = {key: number for key, number in now.items() if before[key] != number}

@@ -1,4 +1,4 @@
-"""Runs are made of Hugging Face models, and Hugging Face models of runs.
+"""Making of runs from Hugging Face models, and of Hugging Face models from runs.
 
 An imported run looks like one that was trained here, with a checkpoint of step 0 that holds weights alone:
 
@@ -57,9 +57,9 @@ def import_model(
     Args:
         source: directory with config.json and safetensors files, or one of these beside config.json.
         out: directory of the run, which must not exist.
-        words: `KEY=VALUE` that differ from what the files say, or say more.
-        interleaved_rope: the rotary embedding of these weights turns neighbours, as in LLaMA's first release.
-        draw_heads: heads that the files lack are drawn at random.
+        words: `KEY=VALUE` words that differ from what the files say, or say more.
+        interleaved_rope: whether the rotary embedding of these weights turns neighbours, as in LLaMA's first release.
+        draw_heads: whether heads that the files lack are drawn at random.
 
     Raises:
         InputError: the files are damaged or incomplete, contradict one another, or describe a model that has no
@@ -84,7 +84,7 @@ def import_model(
 
 
 def read_start(source: Path) -> dict[str, Any]:
-    """Read architecture and tokenizer of a Hugging Face model, by key; nothing is written and no weights are read.
+    """Read the values by key that a Hugging Face model implies: architecture and tokenizer, without any weights.
 
     Raises:
         InputError: `import_model` would refuse the model.
@@ -154,7 +154,7 @@ def export_model(run_dir: Path, out: Path, step: int | None = None, precision: s
 def _configure(
     family: Family, files: Source, run: RunDirectory, out: Path, words: Sequence[str]
 ) -> tuple[Config, Tokenizer]:
-    """Write config.yaml of an import; return its values and the tokenizer that it names."""
+    """Write config.yaml of an import, and return its values and the tokenizer that it names."""
     model = _model_of(family, files)
     check_ids(files)
     most, _ = Counter(tensor.dtype for tensor in files.tensors.values()).most_common(1)[0]
@@ -176,7 +176,7 @@ def _configure(
 
 
 def _model_of(family: Family, files: Source) -> ModelConfig:
-    """Return the model that config.json describes, if the files can hold it."""
+    """Return the model that config.json describes, after a check that the files can hold it."""
     model = family.described(files.settings, files.tensors)
     check_count(files.tensors, model, files.directory)
     return model
@@ -194,13 +194,13 @@ def _new_settings(family: Family, model: ModelConfig, tokenizer: Tokenizer) -> d
 
 
 def carry_over(start: RunDirectory, run: RunDirectory, identity: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """Copy what came with the model of a run into the one that starts from its weights, if anything came.
+    """Copy what came with the model of a run into the run that starts from its weights, if anything came.
 
     Args:
-        start: the run with the weights.
-        run: the run that starts from them.
-        identity: identity of the tokenizer that the weights were trained with.
-        tokenizer: the tokenizer of `run`. If it is another one, files that go with ids, chats and ends are left behind.
+        start: run that has the weights.
+        run: run that starts from the weights.
+        identity: identity of the tokenizer with which the weights were trained.
+        tokenizer: tokenizer of `run`. If it is another one, files that go with ids, chats and ends are left behind.
     """
     source, folder = start.huggingface, run.huggingface
     if jax.process_index() > 0 or not source.is_dir():

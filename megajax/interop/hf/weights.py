@@ -1,4 +1,4 @@
-"""Weights are copied between the files of a Hugging Face model and a checkpoint, a layer of a parameter at a time.
+"""Copying of weights between the files of a Hugging Face model and a checkpoint, a layer of a parameter at a time.
 
 No more than the tensors of one layer are in memory, so that memory does not grow with the model.
 """
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Incoming:
-    """The weights of files that are about to be imported; what does not fit is found before a number is read."""
+    """Import the weights of files; what does not fit is found before a number is read."""
 
     def __init__(self, source: Source, moves: Moves, model: ModelConfig, seed: int, *, draw_heads: bool) -> None:
         """Match the files with the model; `draw_heads` allows heads that they lack to be drawn from the seed.
@@ -73,7 +73,7 @@ class Incoming:
         return self._moves.join(move, [part.astype(np.float32, copy=False) for part in parts])
 
     def _drawn(self) -> dict[str, np.ndarray]:
-        """Draw the missing heads as a new model has them; nothing else of that model is computed."""
+        """Draw the missing heads as a new model has them, without computing anything else of that model."""
 
         def heads(key: jax.Array) -> dict[str, jax.Array]:
             model = build_model(key, unpadded(self._model))
@@ -92,7 +92,7 @@ class Incoming:
 
 
 class Outgoing:
-    """The weights of a checkpoint that are about to be exported."""
+    """Export the weights of a checkpoint."""
 
     def __init__(self, checkpoint: epath.Path, record: Mapping[str, Any], moves: Moves) -> None:
         """Open the arrays of a checkpoint, given as the directory of one step and its record.
@@ -119,7 +119,7 @@ class Outgoing:
         Args:
             directory: folder of the files.
             manifest: names, dtypes and files of the tensors.
-            dtype: dtype of all tensors instead, as safetensors calls it.
+            dtype: dtype of all tensors, as safetensors calls it; None for those of the manifest.
 
         Raises:
             InputError: an array is damaged, or the files lack what the model has.

@@ -1,1 +1,1 @@
-"""Checkpoints of Megatron-LM are imported, in all layouts and of all its ages."""
+"""Import of Megatron-LM's checkpoints, in all layouts and from all of its versions."""

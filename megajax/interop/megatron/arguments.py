@@ -1,4 +1,4 @@
-"""The architecture of a model is read from Megatron-LM's command line: the `args` that lie in a checkpoint.
+"""Reading of a model's architecture from Megatron-LM's command line: the `args` that lie in a checkpoint.
 
 An argument is honoured (read here), neutral (see `neutral`), or unset: anything else may change what the model
 computes, and is refused by name.
@@ -55,23 +55,23 @@ REFUSED_OF_MIXTURES = {
     "moe_mlp_glu_interleave_size": "interleaved rows of gate and up",
     "moe_shared_expert_glu_interleave_size": "interleaved rows of gate and up",
 }
-"""Arguments that have none where there are experts; without experts every argument moe_* is idle."""
+"""Arguments that have no counterpart in mixtures; without experts every argument moe_* is idle."""
 NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 
 
 class Architecture(NamedTuple):
-    """The meaning of the weights of a checkpoint."""
+    """Describe what the weights of a checkpoint mean."""
 
     model: ModelConfig
-    """The model; its vocabulary is the padded one, as the true size is not recorded."""
+    """Model of the weights, whose vocabulary is the padded one, as the true size is not recorded."""
     zero_centered: bool = False
-    """Gains of norms are stored minus one (`--apply-layernorm-1p`)."""
+    """Whether gains of norms are stored minus one (`--apply-layernorm-1p`)."""
     interleaved: bool = False
-    """The rotary embedding turns neighbours (`--rotary-interleaved`), not the two halves of a head."""
+    """Whether the rotary embedding turns neighbours (`--rotary-interleaved`), not the two halves of a head."""
 
 
 class _Reader:
-    """The values of arguments, and the names of those that were asked for."""
+    """Give the values of arguments, and note the names of those that were asked for."""
 
     def __init__(self, args: Namespace) -> None:
         self.values = vars(args)
@@ -113,8 +113,8 @@ def read_architecture(args: Namespace, ignored: Collection[str] = (), *, bert: b
 
     Args:
         args: arguments in the checkpoint.
-        ignored: names of arguments, unknown here, of which the user says that they leave the model alone.
-        bert: the model is an encoder with a head for masked tokens.
+        ignored: names of arguments, unknown here, that leave the model alone as the user says.
+        bert: whether the model is an encoder with a head for masked tokens.
 
     Raises:
         InputError: an argument has no counterpart; the message names it.
@@ -174,7 +174,7 @@ def _model(**values: Any) -> ModelConfig:
 
 
 def _activation(value: _Reader, *, swiglu: bool, bias: bool) -> Activation:
-    """Read the non-linearity: the fused GELU, which needs a bias, is the tanh form, the other one is exact."""
+    """Read the non-linearity; the fused GELU, which needs a bias, is the tanh form, and the other one is exact."""
     fused, tanh = value("bias_gelu_fusion", bias) and bias, value("openai_gelu", False)
     squared = value("squared_relu", False)
     if swiglu or squared:
@@ -222,7 +222,7 @@ def _positions(value: _Reader) -> dict[str, Any]:
 
 
 def _window(value: _Reader, layers: int) -> int | None:
-    """Read how many tokens one sees, itself included; Megatron counts those before it, and may leave layers out."""
+    """Read how many tokens a token sees, itself included; Megatron counts those before it, and may skip layers."""
     size, skip = value("window_size"), value("window_attn_skip_freq")
     if not size or size[0] < 0:
         return None
@@ -235,7 +235,7 @@ def _window(value: _Reader, layers: int) -> int | None:
 
 
 def _mixture(value: _Reader) -> dict[str, Any]:
-    """Read the experts; a softmax over the chosen logits is one over all of them, made to sum to 1 again."""
+    """Read the experts; a softmax over the chosen logits is one over all logits, made to sum to 1 again."""
     experts = value("num_experts")
     if not experts:
         value.honoured |= {name for name in value.values if name.startswith("moe_")}

@@ -1,4 +1,4 @@
-"""Checkpoints in PyTorch's distributed format (`--ckpt-format torch_dist`, the default) are read a layer at a time.
+"""Reading of checkpoints in PyTorch's distributed format (`--ckpt-format torch_dist`, the default), layer by layer.
 
 iter_0000100/metadata.json, common.pt (args), .metadata, __*_*.distcp
 """
@@ -19,7 +19,7 @@ STACK = "decoder.layers."
 
 
 class DistributedFiles:
-    """The weights of one iteration; layers are stacked in one tensor, or each has its own."""
+    """Read the weights of one iteration; layers are stacked in one tensor, or each has its own."""
 
     def __init__(self, directory: Path) -> None:
         """Read names, shapes and arguments.
@@ -55,10 +55,10 @@ class DistributedFiles:
         return numbers(empty)
 
     def layer(self, number: int, name: str) -> np.ndarray:
-        """Read a tensor of a layer as fp32; experts that are apart become one tensor.
+        """Read a tensor of a layer as fp32; experts that lie apart become one tensor.
 
-        Megatron-LM writes a stack of layers in pieces that hold one each, and then no more than that layer is read. A
-        stack that was written whole is kept until another one is asked for.
+        Megatron-LM writes a stack of layers in pieces that hold one layer each, and then no more than that layer is
+        read. A stack that was written whole is kept until another one is asked for.
         """
         place = STACK if self._stacked else f"{STACK}{number}."
         if place + name not in self._stored:

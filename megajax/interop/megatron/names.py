@@ -1,4 +1,4 @@
-"""Names and layouts of Megatron-LM's weights, of all its ages, in patterns that read them as ours.
+"""Names and layouts of the weights of all versions of Megatron-LM, in patterns that read them as ours.
 
 Weights are stored [out, in]. Rows of linear_qkv go by query group: its queries, its key, its value (since
 checkpoint_version 2; older ones are brought into that order). The whole tensor of a gated MLP is [gate; up].
@@ -17,7 +17,7 @@ from megajax.interop.megatron.arguments import Architecture
 from megajax.interop.patterns import Table, dense, dims, norm, rearrange, theirs_shape
 
 IGNORED = re.compile(r"_extra_state|inv_freq|word_embeddings_for_head|\.masked_bias|\.attn\.bias")
-"""Names of what is no weight: state of the runtime, and the copy of a tied table that the last stage held."""
+"""Names of entries that are no weights: state of the runtime, and the copy of a tied table that the last stage held."""
 RENAMED = (
     (r"^(module\.)*(language_model\.)?", ""),
     (r"^(encoder|transformer)\.", "decoder."),
@@ -36,14 +36,15 @@ RENAMED = (
     (r"\.mlp\.experts\.(linear_fc\d)\.weight(\d+)$", r".mlp.experts.\2.\1.weight"),
     (r"\.mlp\.experts\.experts\.", ".mlp.experts."),
 )
-"""Names of older versions, of norms that are fused into the layer behind them, and of experts in all their containers,
-to those of Megatron core; one expert is mlp.experts.0.linear_fc1.weight, all of them are mlp.experts.linear_fc1.weight.
+"""Patterns of names in older versions, of norms that are fused into the layer behind them, and of experts in all their
+containers -> names in Megatron core; one expert is mlp.experts.0.linear_fc1.weight, all of them are
+mlp.experts.linear_fc1.weight.
 """
 ONE_EXPERT = re.compile(r"(?<=mlp\.experts\.)(\d+)\.")
 
 
 def canonical(name: str) -> str | None:
-    """Return the name in Megatron core, or None for what is no weight."""
+    """Return the name in Megatron core, or None for an entry that is no weight."""
     if IGNORED.search(name):
         return None
     for pattern, better in RENAMED:
@@ -64,7 +65,7 @@ WHOLE: Table = {
     "pair_head": {"binary_head.weight": "2 D -> D 2"},
     "pair_bias": {"binary_head.bias": "2 -> 2"},
 }
-"""Weights of the model as a whole."""
+"""Weights of the model outside its layers."""
 LAYER: Table = {
     **norm("blocks.attention_norm", "input_layernorm"),
     **dense("blocks.attention.qkv", "self_attention.linear_qkv", "(K Q H) D -> D K Q H", "(K Q H) -> K Q H"),
@@ -88,16 +89,16 @@ MIXTURE: Table = {
 
 
 class Row(NamedTuple):
-    """One of Megatron-LM's tensors and our parameter (of a layer) that it becomes."""
+    """Tie one of Megatron-LM's tensors to our parameter (of a layer) that it becomes."""
 
     ours: str
     pattern: str
 
     def convert(self, tensor: np.ndarray, architecture: Architecture) -> np.ndarray:
-        """Lay out a tensor as our parameter.
+        """Return a tensor in the layout of our parameter.
 
         Raises:
-            InputError: the tensor has not the shape that the architecture gives it.
+            InputError: the shape of the tensor is not the one that the architecture gives it.
         """
         sizes = dims(architecture.model)
         if self.pattern.startswith("V"):  # rows behind the vocabulary pad it

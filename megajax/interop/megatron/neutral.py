@@ -1,8 +1,8 @@
-"""Some arguments of Megatron-LM, of all its ages, leave alone what a model computes from its weights.
+"""Arguments of all versions of Megatron-LM that leave alone what a model computes from its weights.
 
-They say how a run was trained, fed, cut into shards, made faster, watched and saved; some change the rounding (fp8,
-fused kernels, attention_softmax_in_fp32, apply_query_key_layer_scaling, whose factor is taken back inside the softmax),
-others say more about a feature that has a switch of its own, which is no neutral argument (num_experts, use_mup,
+They say how a run was trained, fed, cut into shards, made faster, watched and saved. Some change the rounding (fp8,
+fused kernels, attention_softmax_in_fp32, apply_query_key_layer_scaling, whose factor is taken back inside the softmax).
+Others say more about a feature that has a switch of its own, which is no neutral argument (num_experts, use_mup,
 multi_latent_attention, hybrid_layer_pattern, experimental_attention_variant, retro_add_retriever).
 """
 

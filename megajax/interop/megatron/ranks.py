@@ -1,4 +1,4 @@
-"""Checkpoints with one file per rank (`--ckpt-format torch`) are read, their tensors put together from shards.
+"""Reading of checkpoints with one file per rank (`--ckpt-format torch`), whose tensors are put together from shards.
 
 iter_0000100/mp_rank_{tensor:02d}[_{pipe:03d}][_{expert:03d}]/model_optim_rng.pt
     model, or model0, model1, ... of virtual stages
@@ -22,9 +22,9 @@ FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?$")
 ROWS = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias", "linear_qkv.weight", "linear_qkv.bias")
 """Endings of the names of tensors that ranks cut along the first dimension."""
 GATED = ("linear_fc1.weight", "linear_fc1.bias")
-"""Endings of those whose halves, gate and up, are each cut along the first dimension."""
+"""Endings of the names of tensors whose halves, gate and up, are each cut along the first dimension."""
 COLUMNS = ("linear_proj.weight", "linear_fc2.weight")
-"""Endings of those that are cut along the second dimension."""
+"""Endings of the names of tensors that are cut along the second dimension."""
 
 EXPERTS = "mlp.experts."
 
@@ -33,13 +33,13 @@ Chunk = dict[str, Any]
 
 
 class RankFiles:
-    """The weights of one iteration."""
+    """Read the weights of one iteration."""
 
     def __init__(self, directory: Path) -> None:
         """Open all files.
 
         Raises:
-            InputError: one is missing, or the layers do not add up.
+            InputError: a file is missing, or the layers do not add up.
         """
         self.where = directory
         found = [(path, _contents(path)) for path in directory.iterdir() if FOLDER.search(path.name)]
@@ -64,7 +64,7 @@ class RankFiles:
         self.layer_names = {name.split(".", 3)[3] for name in names - self.whole_names}
 
     def whole(self, name: str) -> np.ndarray:
-        """Read a tensor of the model as fp32; of a tied table, which two stages hold, the first one's copy."""
+        """Read a tensor of the model as fp32; a tied table, which two stages hold, is read from the first one."""
         for pipe in range(self.pipe):
             for number, chunk in enumerate(self._chunks[0, pipe, 0]):
                 if name in chunk:
@@ -90,7 +90,7 @@ class RankFiles:
             )
 
     def _apart(self, chunk: Chunk) -> Chunk:
-        """Take apart the experts of the first grouped kernel: weight1 is [E, D, A F] in memory, weight2 [E, F, D]."""
+        """Split the experts of the first grouped kernel: weight1 is [E, D, A F] in memory, weight2 [E, F, D]."""
         apart: Chunk = {}
         for name, value in chunk.items():
             layer, grouped, kind = name.partition(f"{EXPERTS}weight")
@@ -137,7 +137,7 @@ class RankFiles:
 
 
 def _rank(path: Path, args: Namespace) -> tuple[int, int, int]:
-    """Return the (tensor, pipeline, expert) rank; a second number alone is the pipeline's, if there is one."""
+    """Return the (tensor, pipeline, expert) rank; a second number alone is the pipeline's, if there is a pipeline."""
     found = FOLDER.search(path.name)
     assert found is not None
     tensor, second, third = (int(number or 0) for number in found.groups())

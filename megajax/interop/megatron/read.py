@@ -1,4 +1,4 @@
-"""Checkpoints of Megatron-LM are found and opened, and their tensors read one by one as ours."""
+"""Opening of Megatron-LM's checkpoints, and reading of their tensors one by one as ours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 
 class Files(Protocol):
-    """The weights of a checkpoint in either layout; names are those of Megatron core, of a layer without its number."""
+    """Read the weights of a checkpoint in either layout by their names in Megatron core, without layer numbers."""
 
     args: Namespace
     whole_names: set[str]
@@ -39,11 +39,11 @@ class Files(Protocol):
 
 
 class Piece(NamedTuple):
-    """A block of one of our parameters."""
+    """Hold a block of one of our parameters."""
 
     name: str
     place: tuple[int, ...]
-    """The number of the layer, or nothing."""
+    """Number of the layer, or nothing."""
     value: np.ndarray
 
 
@@ -57,7 +57,7 @@ def is_megatron(path: Path) -> bool:
 
 
 def open_checkpoint(path: Path) -> Files:
-    """Open the iteration that a folder's tracker names, or the one that `path` is.
+    """Open the iteration that a folder's tracker names, or the iteration that `path` is.
 
     Raises:
         InputError: there is no such iteration, or it cannot be read.
@@ -86,11 +86,11 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def pieces(files: Files, architecture: Architecture) -> Iterator[Piece]:
-    """Read every block of every parameter.
+    """Iterate over every block of every parameter.
 
     Args:
-        files: the open checkpoint.
-        architecture: meaning of its weights, for a model without rows beyond the vocabulary.
+        files: open checkpoint.
+        architecture: meaning of the weights, for a model without rows beyond the vocabulary.
 
     Raises:
         InputError: a tensor has no counterpart, is missing, or has another shape.

@@ -1,4 +1,4 @@
-"""PyTorch's files are read without running any code that they name; objects of unknown classes become empty shells."""
+"""Reading of PyTorch's files without running code that they name; objects of unknown classes become empty."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from megajax.config.base import InputError
 
 
 class Shell:
-    """The empty stand-in for an object of a class that is not loaded."""
+    """Stand in for an object of a class that is not loaded."""
 
     def __new__(cls, *_: Any, **__: Any) -> Shell:
-        """Take whatever the object was made of, and keep nothing."""
+        """Accept whatever the object was made of, and keep nothing."""
         return super().__new__(cls)
 
     def __setstate__(self, state: Any) -> None:
@@ -41,7 +41,7 @@ def load(path: Path) -> Any:
     """Load the content of a file, with its tensors left on disk until they are asked for.
 
     Raises:
-        InputError: the file is damaged, or none of PyTorch.
+        InputError: the file is damaged, or not PyTorch's.
     """
     serialization = torch().serialization
     try:
@@ -60,7 +60,7 @@ def numbers(tensor: Any) -> np.ndarray:
 
 
 def read_row(reader: Any, key: str, about: Any, row: int) -> np.ndarray:
-    """Read a row of the first dimension of a tensor in PyTorch's distributed format as fp32, and only its pieces.
+    """Read one row of a tensor in PyTorch's distributed format as fp32, without pieces that do not overlap it.
 
     Args:
         reader: reader of the checkpoint.
@@ -76,7 +76,7 @@ def read_row(reader: Any, key: str, about: Any, row: int) -> np.ndarray:
     into = torch().empty(sizes, dtype=about.properties.dtype)
 
     class Row(planners.DefaultLoadPlanner):  # type: ignore[name-defined]
-        """Plans to read the part of the tensor that lies in `chunk` into `into`."""
+        """Plan to read the part of the tensor that lies in `chunk` into `into`."""
 
         def create_local_plan(self) -> Any:
             """List the pieces of the files that overlap with the row."""

@@ -1,4 +1,4 @@
-"""Runs are made of Megatron-LM's checkpoints; weights and architecture come over, the optimizer's state does not."""
+"""Making of runs from Megatron-LM's checkpoints: weights and architecture come over, the optimizer's state does not."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def import_megatron(source: Path, out: Path, words: Sequence[str] = (), ignored:
     Args:
         source: folder with latest_checkpointed_iteration.txt, or one iteration of it.
         out: directory of the run, which must not exist.
-        words: `KEY=VALUE` that the checkpoint does not say: `tokenizer.*`, and `model.vocab_size`, without which all
-            rows of its padded vocabulary count.
-        ignored: arguments of the checkpoint, unknown here, that leave the model alone.
+        words: `KEY=VALUE` words that the checkpoint does not say: `tokenizer.*`, and `model.vocab_size`, without which
+            all rows of its padded vocabulary count.
+        ignored: names of arguments of the checkpoint, unknown here, that leave the model alone.
 
     Raises:
         InputError: PyTorch is missing, the files are damaged, or the model has no counterpart here.
