@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 DROPOUT = replace(GPT, num_layers=4, hidden_dropout=0.1, attention_dropout=0.1)
 NINE = replace(LLAMA, num_layers=4, num_heads=9, num_kv_heads=3, hidden_size=72)
 GEMMA = replace(
-    LLAMA, num_layers=4, window=5, layer_pattern=("local", "global"), rope_local_base=100.0, attention_softcap=2.0,
+    LLAMA, num_layers=8, window=5, layer_pattern=("local", "global"), rope_local_base=100.0, attention_softcap=2.0,
     logit_softcap=3.0, norm_plus_one=True, branch_norm=True, embedding_scale=True, qk_norm=True, tied_head=True,
     hidden_dropout=0.1,
 )  # fmt: skip
@@ -52,6 +52,7 @@ LAYOUTS = {
     "odd fsdp-2 tensor-4": ({"fsdp": 2, "tensor": 4}, 4),
     "odd pipe-2 tensor-2 no-sequence-parallel": ({"pipe": 2, "tensor": 2, "sequence_parallel": False}, 2),
     "gemma pipe-2 fsdp-2 tensor-2": ({"pipe": 2, "fsdp": 2, "tensor": 2}, 1),
+    "gemma pipe-2 chunks-2": ({"pipe": 2, "chunks": 2}, 2),
     "gemma data-2 context-2 tensor-2": ({"data": 2, "context": 2, "tensor": 2}, 2),
     "llama pipe-2 chunks-2 data-2 zero": ({"pipe": 2, "chunks": 2, "data": 2, "zero": 1}, 2),
 }  # fmt: skip

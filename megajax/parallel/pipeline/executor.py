@@ -206,8 +206,9 @@ class Executor:
             def add(total: jax.Array, g: jax.Array) -> jax.Array:
                 # The sums are read only after the gradient is there: the compiler would otherwise read, and hold, those
                 # of all weights early.
+                # The indexed sum is made in place; taking the row out and putting it back would copy it.
                 g, at = jax.lax.optimization_barrier((g, row))
-                return _put(total, _take(total, at, 0) + jnp.where(slot.valid, g, 0).astype(jnp.float32), at, 0)
+                return total.at[at].add(jnp.where(slot.valid, g, 0).astype(jnp.float32))
 
             return dx, [add(*pair) for pair in zip(sums, jax.tree.leaves(gradients), strict=True)]
 
