@@ -198,6 +198,11 @@ class ModelConfig:
         if self.head_dim is None:
             remedy = "change one of them, or set model.head_dim"
             require_multiple("model.hidden_size", self.hidden_size, "model.num_heads", n, remedy)
+        if self.positions == "rope" and self.rotated_dims % 2:
+            raise InputError(
+                f"model.rope_fraction {self.rope_fraction:g} rotates {self.rotated_dims} of the {self.head_size} dims "
+                "of a head, which turn in pairs: use a share that is an even number"
+            )
         if len(set(self.layer_pattern)) == 1:
             kind = self.layer_pattern[0]
             remedy = f"leave it empty, and model.window {'set' if kind == 'local' else 'unset'}"
@@ -248,6 +253,11 @@ class ModelConfig:
     def head_size(self) -> int:
         """Return H, the width of a head, after the default."""
         return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def rotated_dims(self) -> int:
+        """Return R, the dims of a head that rotary embedding rotates."""
+        return int(self.head_size * self.rope_fraction)
 
     @property
     def kind_pattern(self) -> tuple[LayerKind, ...]:

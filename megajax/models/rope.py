@@ -34,7 +34,7 @@ def rope_frequencies(config: ModelConfig) -> jax.Array:
     original context stay, those of less than `low` turns are divided by the factor, and those in between are
     interpolated.
     """
-    rotated = int(config.head_size * config.rope_fraction) // 2 * 2
+    rotated = config.rotated_dims
     frequency = config.rope_base ** (-jnp.arange(0, rotated, 2, dtype=jnp.float32) / rotated)
     if config.rope_scaling_factor is None:
         return frequency

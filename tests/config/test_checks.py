@@ -164,6 +164,13 @@ def test_a_scale_of_tokens_is_none_of_positions():
     accept("model.embedding_scale=true", "model.positions=rope")
 
 
+def test_rotary_embedding_turns_pairs_of_dims():
+    words = ["model.positions=rope", "model.hidden_size=24", "model.num_heads=2"]
+    message = refusal(*words, "model.rope_fraction=0.25")
+    assert message.startswith("model.rope_fraction 0.25 rotates 3 of the 12 dims of a head, which turn in pairs")
+    accept(*words, "model.rope_fraction=0.5")
+
+
 def test_stages_hold_whole_patterns():
     words = ["model.num_layers=12", "model.window=8", "model.layer_pattern=[local,local,global]"]
     message = refusal(*words, "parallel.pipe=3", "parallel.chunks=2")

@@ -135,18 +135,18 @@ def test_gpt_shapes_follow_the_formula_of_the_paper(name):
 
 def test_counts_of_a_grouped_llama_with_all_switches():
     shape = ModelConfig(
-        num_layers=2, hidden_size=8, num_heads=4, num_kv_heads=2, head_dim=3, ffn_hidden_size=10, vocab_size=5,
+        num_layers=2, hidden_size=8, num_heads=4, num_kv_heads=2, head_dim=6, ffn_hidden_size=10, vocab_size=5,
         vocab_multiple=4, positions="rope", norm="rmsnorm", activation="swiglu", bias=False, qkv_bias=True,
         qk_norm=True, tied_head=False,
     )  # fmt: skip
     counts = {
         "word_embedding": 5 * 8,
         "blocks.attention_norm.scale": 2 * 8,
-        "blocks.attention.qkv": 2 * 8 * (4 + 2 + 2) * 3,
-        "blocks.attention.qkv_bias": 2 * (4 + 2 + 2) * 3,
-        "blocks.attention.q_norm.scale": 2 * 3,
-        "blocks.attention.k_norm.scale": 2 * 3,
-        "blocks.attention.out": 2 * 4 * 3 * 8,
+        "blocks.attention.qkv": 2 * 8 * (4 + 2 + 2) * 6,
+        "blocks.attention.qkv_bias": 2 * (4 + 2 + 2) * 6,
+        "blocks.attention.q_norm.scale": 2 * 6,
+        "blocks.attention.k_norm.scale": 2 * 6,
+        "blocks.attention.out": 2 * 4 * 6 * 8,
         "blocks.mlp_norm.scale": 2 * 8,
         "blocks.mlp.fc1": 2 * 2 * 8 * 10,
         "blocks.mlp.fc2": 2 * 10 * 8,

@@ -154,8 +154,6 @@ def read_architecture(args: Namespace, ignored: Collection[str] = (), *, bert: b
         **_mixture(value),
         **(_masked_head(value) if bert else {}),
     )
-    if model.positions == "rope" and int(model.head_size * model.rope_fraction) % 2:
-        raise InputError(f"args.rotary_percent {model.rope_fraction} rotates an odd number of dims: no such pairs here")
     zero_centered = [value(name, False) for name in ("apply_layernorm_1p", "layernorm_zero_centered_gamma")]
     interleaved = bool(value("rotary_interleaved")) and model.positions == "rope"
     value.refuse_rest(ignored)

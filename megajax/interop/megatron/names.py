@@ -127,5 +127,5 @@ def by_their_name(*tables: Table) -> dict[str, Row]:
 
 def _halves(x: np.ndarray, model: ModelConfig) -> np.ndarray:
     """Move the first of each rotary pair in [..., H], whose pairs are neighbours, to the first half of what rotates."""
-    rotated = int(model.head_size * model.rope_fraction)
+    rotated = model.rotated_dims
     return x[..., [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, model.head_size)]]
