@@ -56,9 +56,9 @@ def evaluate(
     """Score a model on a task.
 
     Args:
-        trained: trained decoder.
-        task: name of one of `TASKS`.
-        data: file of the task.
+        trained: decoder to be scored, loaded from a run.
+        task: name of the task, one of `TASKS`.
+        data: path of the task's data, such as wiki.test.tokens or a JSON Lines file.
         overlapping_eval: stride of overlapping windows in tokens; None for the task's default.
         strict: whether lambada asks for the whole last word instead of the last token.
         batch_size: number of windows that run together.

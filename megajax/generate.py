@@ -73,7 +73,7 @@ def generate_text(
 
     Args:
         run_dir: `output_dir` of the training.
-        prompts: texts to continue.
+        prompts: texts that the model continues, one continuation each.
         step: step of the checkpoint; None for the newest.
         words: `KEY=VALUE` words for layout and precision, such as `parallel.tensor=2`.
         options: fields of `inference.sample.Options`.

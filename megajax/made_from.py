@@ -42,7 +42,7 @@ class MadeFrom:
     sources: Sequence[str | Path]
     """Paths of the source files, in their order."""
     options: Mapping[str, Any]
-    """Other options that the result depends on, as JSON has them."""
+    """Options on which the result depends besides, as JSON has them."""
 
     def difference(self, record: Path) -> str | None:
         """Describe how these sources and options differ from the recorded ones.
@@ -93,7 +93,7 @@ class MadeFrom:
             what: name of the thing, for messages.
             record: path of the record of its sources.
             make: function that makes it and replaces an older one.
-            there: true if it is there.
+            there: whether the thing exists already.
             trained: name of the run that was trained on it; "" for none yet.
 
         Raises:

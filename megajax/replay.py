@@ -107,8 +107,8 @@ def with_recorded_batches(config: Config, recorded: dict[int, Metrics], consumed
         config: configuration of the first start of the run, with what the user has changed.
         recorded: metrics that the run recorded, by step.
         consumed: number of samples that were consumed up to `start`.
-        start: the step to start from.
-        stop: the last step.
+        start: step of the checkpoint from which the steps are taken.
+        stop: number of the last step.
 
     Raises:
         InputError: these steps had several batch sizes, and not by the configuration's ramp.

@@ -1,4 +1,4 @@
-"""The record of a checkpoint, which is JSON beside the arrays, and the check of what is read against it.
+"""Record of a checkpoint, which is JSON beside the arrays, and the check of what is read against it.
 
 The record says what the arrays are and has to be right itself, so it is sealed with its own hash. Fingerprints are
 still being computed as a save begins. What is read is checked against what is wanted, and against the fingerprints.

@@ -128,7 +128,7 @@ class Checkpoints:
 
         Args:
             step: step of the checkpoint; if it exists, nothing is done.
-            state: tree of arrays.
+            state: train state, or any other tree of arrays.
             record: values that are needed besides the arrays, as JSON.
             loss: validation loss, if this step was evaluated.
 

@@ -21,7 +21,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 IS_PATH = "a file or folder"
 PathName = Annotated[str, AfterValidator(os.path.expanduser), IS_PATH]
-"""The name of a file or folder, relative to the working directory; `~` at its beginning is the home directory."""
+"""Name of a file or folder, relative to the working directory; `~` at its beginning is the home directory."""
 
 
 class InputError(ValueError):
@@ -36,7 +36,7 @@ class Elsewhere(NamedTuple):
     """Mark a field that other programs have too with its names in Megatron-LM and Hugging Face, which users type."""
 
     names: str
-    """The names, separated by spaces; a switch is followed by the value that it stands for here: `swiglu=swiglu
+    """Names separated by spaces; a switch is followed by the value that it stands for here: `swiglu=swiglu
     hidden_act`."""
 
 

@@ -1,4 +1,4 @@
-"""The command line that every entry point shares: `python -m megajax.train CONFIG.yaml key=value ...`.
+"""Command line that every entry point shares: `python -m megajax.train CONFIG.yaml key=value ...`.
 
 Nothing here reads `sys.argv` before an entry point is called, so importing MegaJAX in a notebook parses nothing.
 """
@@ -126,7 +126,7 @@ def parse_command_line(
 
     Args:
         prog: command that the user typed, e.g. `python -m megajax.train`.
-        description: sentence for `--help`.
+        description: sentence that `--help` shows first.
         argv: words of the command line after `prog`.
         start_of: function that reads the values by key that `init_from` implies where it names no run; it must not
             write (`megajax.interop.init_from.start_of`, which this module must not import).

@@ -20,7 +20,7 @@ def _null_is_a_name(value: Any) -> Any:
 
 
 Paths = Annotated[tuple[PathName, ...], BeforeValidator(_one_or_many)]
-"""One file name or a list of them, relative to the working directory as the user wrote them."""
+"""Names of files, one or a list of them, relative to the working directory as the user wrote them."""
 TokenizerType = Annotated[
     Literal["sentencepiece", "gpt2_bpe", "huggingface", "bert_wordpiece", "tiktoken", "null"],
     BeforeValidator(_null_is_a_name),  # YAML reads an unquoted null as nothing

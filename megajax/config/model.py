@@ -14,7 +14,7 @@ LayerKind = Literal["local", "global"]
 POSITIONS = {"gpt": ("learned", "rope", "alibi", "none"), "bert": ("learned",), "t5": ("relative",)}
 """Family -> the values of `model.positions` that it takes."""
 SAMPLE_KINDS = {"gpt": ("gpt", "instruction"), "bert": ("bert",), "t5": ("t5",)}
-"""The values of `data.kind` that a family is trained on besides "auto", which is its own name."""
+"""Family -> the values of `data.kind` that it is trained on besides "auto", which stands for the family's own name."""
 GPT = Needs("model.family", ("gpt",))
 BERT = Needs("model.family", ("bert",))
 T5 = Needs("model.family", ("t5",))
@@ -58,8 +58,8 @@ class ModelConfig:
         Literal["learned", "rope", "alibi", "relative", "none"],
         Elsewhere("position_embedding_type use_rotary_position_embeddings=rope no_position_embedding=none"),
     ] = "learned"
-    """How a token knows its place: by a learned table, the rotary embedding (rope), distances that lower the attention
-    (alibi), a learned bias of distances (relative: t5), or not at all."""
+    """Encoding of positions: a learned table, the rotary embedding (rope), distances that lower the attention (alibi),
+    a learned bias of distances (relative: t5), or none."""
     position_offset: Annotated[NonNegativeInt, BERT] = 0
     """Number of rows of the learned table before that of the first position (RoBERTa: 2)."""
     rope_base: Annotated[PositiveFloat, ROPE, Elsewhere("rotary_base rope_theta")] = 10_000.0

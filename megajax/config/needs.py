@@ -22,7 +22,7 @@ class Needs(NamedTuple):
     values: tuple[str | None, ...] = ()
     """Values of the key; empty stands for any value that is set (not 0, false, unset or empty)."""
     others: tuple[str, ...] = ()
-    """Other keys, each of which gives the field a meaning as well if it is set."""
+    """Keys that give the field a meaning as well, if any of them is set."""
 
     def are_met(self, values: Mapping[str, Any]) -> bool:
         """Tell whether these values, by key, give the field a meaning; they do where the key is not among them."""
@@ -85,7 +85,7 @@ def require_multiple(
     """Refuse a value that is no multiple of a divisor, and name divisors that it is a multiple of.
 
     Args:
-        name: name of the value.
+        name: name of the value, as messages call it.
         value: number that has to be a multiple.
         divisor_name: name of the key that has to divide it, or a product of several that ends with "=".
         divisor: number that has to divide it.

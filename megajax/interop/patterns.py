@@ -37,7 +37,7 @@ def dense(ours: str, theirs: str | Sequence[str], weight: str, bias: str = "") -
     Args:
         ours: name of the weight, to which "_bias" is added for the bias.
         theirs: name of the layer, or names of several.
-        weight: pattern of the weight.
+        weight: pattern of the weight, such as "F D -> D 1 F".
         bias: pattern of the bias, or "" for a layer without one.
     """
     names = (theirs,) if isinstance(theirs, str) else theirs

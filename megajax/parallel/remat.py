@@ -7,7 +7,8 @@ parallel, GELU MLP of 4 h):
 
     none        all that the backward pass needs, scores of the attention included with the xla kernel
     selective   all that is tagged: (2 + 2 + 6 + 2 + 8) s b h / t = 20 s b h / t bytes (Megatron: 34)
-                (norms after the sums: the second sum as well, 22)
+                (norms after the sums: the second sum as well, 22; norms of the branches: what both branches put
+                out as well, 24)
     full        2 s b h / t bytes, the block input
 """
 

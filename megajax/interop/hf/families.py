@@ -52,9 +52,9 @@ def updated_settings(
     """Return a config.json as it came, except for keys that have changed with the model (a longer context, say).
 
     Args:
-        came: values of the file.
-        family: family of the model.
-        model: the model as it is now.
+        came: values of config.json as it came.
+        family: family to which the model belongs.
+        model: model as it is now.
         tensors: names of the tensors that came with it.
 
     Raises:

@@ -184,8 +184,8 @@ def field(key: str, ours: str, default: Any, *aliases: str, written: str | None 
 
     Args:
         key: name in config.json.
-        ours: name of the field.
-        default: value of a missing key.
+        ours: name of the field of `ModelConfig`.
+        default: value that transformers takes for a missing key.
         aliases: other names of the key.
         written: attribute of `ModelConfig` that is written; unset = the field's value after the default.
     """

@@ -163,7 +163,7 @@ def _require_same(indexed: Source, single: Source) -> None:
     """Refuse a model that is in two places unless both are the same.
 
     Raises:
-        InputError: they differ.
+        InputError: a tensor differs; the message names it.
     """
     for name in sorted(indexed.tensors.keys() | single.tensors.keys()):
         one, other = indexed.tensors.get(name), single.tensors.get(name)

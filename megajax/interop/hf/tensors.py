@@ -108,7 +108,7 @@ class Matched(NamedTuple):
     """List the tensors that some files hold of a model."""
 
     names: dict[str, str]
-    """The family's name of a tensor -> its name in the files."""
+    """Name that the family has for a tensor -> its name in the files."""
     twins: dict[str, str]
     """Name of a tensor that the files hold a second time -> the family's name of the one that counts."""
     absent: frozenset[str]

@@ -117,7 +117,7 @@ class Outgoing:
         """Write the files that the manifest lists.
 
         Args:
-            directory: folder of the files.
+            directory: folder into which the files are written.
             manifest: names, dtypes and files of the tensors.
             dtype: dtype of all tensors, as safetensors calls it; None for those of the manifest.
 

@@ -65,8 +65,8 @@ def read_row(reader: Any, key: str, about: Any, row: int) -> np.ndarray:
     Args:
         reader: reader of the checkpoint.
         key: name of the tensor.
-        about: metadata of the tensor.
-        row: number of the row.
+        about: metadata of the tensor, as the checkpoint holds it.
+        row: index of the row along the first dimension.
     """
     dcp, planners = torch().distributed.checkpoint, import_module("torch.distributed.checkpoint.default_planner")
     sizes = (1, *about.size[1:])
