@@ -198,7 +198,8 @@ class _Holder(Device):
         if self.fused:
             return self.heads * (self.width * model.head_size + FP32)
         scores = self.heads * (stack.sequence + stack.memory)
-        return scores * (FP32 + self.width + (model.attention_dropout > 0))
+        capped = 2 * FP32 * (model.attention_softcap is not None)  # the tanh, and its derivative
+        return scores * (FP32 + self.width + capped + (model.attention_dropout > 0))
 
     @property
     def table(self) -> float:
@@ -217,7 +218,8 @@ class _Holder(Device):
         gradients = width * counts.blocks / layers
         gathered = 2 * width * counts.layer if self.mesh["fsdp"] > 1 else 0
         layer = max(self._layer(stack) for stack in self.stacks)
-        return tables * FP32 * self.table / self.mesh["fsdp"], gradients + gathered + layer + self._bias + self._experts
+        workspace = gradients + gathered + layer + self._bias + self._experts + self._pattern
+        return tables * FP32 * self.table / self.mesh["fsdp"], workspace
 
     def _layer(self, stack: Stack) -> float:
         """Return the bytes of activations and scores while a layer is at work."""
@@ -227,7 +229,8 @@ class _Holder(Device):
         tokens, keys = self.tokens(stack.sequence), max(stack.sequence, stack.memory)
         activations = tokens * self.width * (4 * self.config.model.hidden_size + hidden)
         encoded = self.tokens(stack.memory) * self.width * 2 * self.config.model.hidden_size
-        scores = 0 if self.fused else tokens * self.heads * keys * (2 * FP32 + self.width)
+        capped = FP32 * (self.config.model.attention_softcap is not None)
+        scores = 0 if self.fused else tokens * self.heads * keys * (2 * FP32 + capped + self.width)
         return activations + encoded + scores
 
     @property
@@ -235,6 +238,18 @@ class _Holder(Device):
         """Return the bytes of the attention bias that the layers of T5's stacks share, and of its gradient."""
         places = sum(stack.sequence**2 for stack in self.stacks)
         return 2 * FP32 * self.heads * places if self.config.model.positions == "relative" else 0
+
+    @property
+    def _pattern(self) -> float:
+        """Return the bytes of the copies that a scan over a pattern of layers makes.
+
+        If the last pattern is broken off, the stack of all layers is cut in two. Otherwise the gradients of the layers
+        of a pattern are stacked up. The only turn of a scan is unrolled and makes none.
+        """
+        layers, period = self.config.model.num_layers, len(self.config.model.layer_pattern)
+        if self.mesh["pipe"] > 1 or period == 0 or layers < 2 * period:
+            return 0
+        return self.width * self.counts.blocks * (1 if layers % period else period / layers)
 
     @property
     def _experts(self) -> float:
