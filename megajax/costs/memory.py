@@ -23,8 +23,8 @@ from megajax.config import Config, InputError
 from megajax.config.train import ACTIVATION_NAMES
 from megajax.costs.device import Device, expert_load
 from megajax.costs.weights import Counts, count_weights, require_one_kind
-from megajax.models.cross_entropy import CHUNK_LOGITS
 from megajax.models.families import batch_arrays
+from megajax.models.losses import CHUNK_LOGITS
 from megajax.models.model import Stack
 from megajax.parallel.kernels import choose_attention
 
@@ -290,7 +290,7 @@ def logits_bytes(config: Config, mesh: Mapping[str, int]) -> int:
 
 
 def describe_logits(config: Config, mesh: Mapping[str, int], memory: float | None) -> str:
-    """Return a text on the logits that are held, and on those that would be without `models.cross_entropy`'s chunks.
+    """Return a text on the logits that are held, and on those that would be without `models.losses`'s chunks.
 
     Args:
         config: configuration with a known vocabulary.

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from megajax.models.attention_kernels import Pattern
 from megajax.models.context import Context
+from megajax.models.layers import linear
 from megajax.models.layout import Layout, attend
-from megajax.models.linear import linear
 from megajax.models.t5 import T5, CrossAttention, DecoderBlock
 
 

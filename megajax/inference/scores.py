@@ -10,9 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from megajax.models.cross_entropy import chunk_size
 from megajax.models.gpt import Gpt
 from megajax.models.layout import Layout
+from megajax.models.losses import chunk_size
 from megajax.models.t5 import T5
 
 

@@ -16,10 +16,9 @@ from megajax.config.model import ModelConfig
 from megajax.models.attention_kernels import Pattern
 from megajax.models.context import Context
 from megajax.models.dropout import dropout
-from megajax.models.init import normal, zeros
-from megajax.models.linear import add_bias, linear
-from megajax.models.norm import Norm
-from megajax.models.rope import rotate
+from megajax.models.layers import Norm, add_bias, linear
+from megajax.models.parameters import normal, zeros
+from megajax.models.positions import rotate
 
 
 class Attention(nnx.Module):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from megajax.models.activations import capped
+from megajax.models.layers import capped
 
 Places = np.ndarray | jax.Array
 """Positions in a sequence, [S], or [B, S] if every sequence has its own."""
@@ -108,24 +108,6 @@ def require(kernel: str, needs: frozenset[Need], can: frozenset[Need]) -> None:
     """
     if text := lacking(needs, can):
         raise ValueError(f"{kernel} attention was handed what it cannot do: {text}")
-
-
-def alibi(heads: int) -> Bias:
-    """Return a bias that lowers scores with distance, at a different rate in every head (2108.12409 §3).
-
-    The rates are 2^(-8 n / N) for a power of two N. For another N, the remaining heads take every second rate of the
-    next power of two.
-    """
-    power = 2 ** (heads.bit_length() - 1)
-    rates = [2 ** (-8 * n / power) for n in range(1, power + 1)]
-    rates += [2 ** (-4 * n / power) for n in range(1, 2 * (heads - power) + 1, 2)]
-    slopes = np.array(rates, np.float32)[:, None, None]
-
-    def bias(q_places: Places, k_places: Places) -> jax.Array:
-        distance = jnp.asarray(k_places)[..., None, None, :] - jnp.asarray(q_places)[..., None, :, None]
-        return jnp.asarray(slopes) * distance.astype(jnp.float32)
-
-    return bias
 
 
 def xla_attention(

@@ -16,16 +16,13 @@ from flax import nnx
 
 from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
-from megajax.models.activations import ACTIVATIONS
 from megajax.models.block import stack_blocks
 from megajax.models.context import Context
-from megajax.models.cross_entropy import token_losses
-from megajax.models.init import normal, zeros
+from megajax.models.layers import ACTIVATIONS, Norm, add_bias, linear
 from megajax.models.layout import Layout
-from megajax.models.linear import add_bias, linear
-from megajax.models.losses import Losses
+from megajax.models.losses import Losses, token_losses
 from megajax.models.model import Batch, Model, RowArray, vocabulary_table
-from megajax.models.norm import Norm
+from megajax.models.parameters import normal, zeros
 
 PAIR_CLASSES = 2
 

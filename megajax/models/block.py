@@ -18,10 +18,9 @@ from megajax.config.model import ModelConfig
 from megajax.models.attention import Attention
 from megajax.models.context import Context
 from megajax.models.dropout import Site, dropout, layer_keys
+from megajax.models.feed_forward import Mlp, Moe
+from megajax.models.layers import Norm
 from megajax.models.losses import Losses
-from megajax.models.mlp import Mlp
-from megajax.models.moe import Moe
-from megajax.models.norm import Norm
 
 RESIDUAL = ("batch", "residual_sequence", None)
 Attend = Callable[[jax.Array, Context], jax.Array]

@@ -8,7 +8,7 @@ import jax
 
 from megajax.models.attention_kernels import Bias
 from megajax.models.layout import Layout
-from megajax.models.rope import Angles
+from megajax.models.positions import Angles
 
 
 class Kind(NamedTuple):

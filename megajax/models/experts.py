@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from megajax.config.model import Activation, ModelConfig
-from megajax.models.activations import activate
+from megajax.models.layers import activate
 from megajax.models.losses import Losses
 
 C = TypeVar("C")

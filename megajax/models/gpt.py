@@ -11,16 +11,14 @@ from flax import nnx
 
 from megajax.config.data import DataConfig
 from megajax.config.model import ModelConfig
-from megajax.models.activations import capped
-from megajax.models.attention_kernels import alibi
 from megajax.models.block import Block, stack_layers
 from megajax.models.context import Context, Kind
-from megajax.models.init import normal
+from megajax.models.layers import Norm, capped
 from megajax.models.layout import Layout, Table
 from megajax.models.losses import Losses
 from megajax.models.model import Batch, Model, RowArray, vocabulary_table
-from megajax.models.norm import Norm
-from megajax.models.rope import rope_angles
+from megajax.models.parameters import normal
+from megajax.models.positions import alibi, rope_angles
 
 
 class Gpt(Model):

@@ -16,9 +16,8 @@ import numpy as np
 
 from megajax.config.model import ModelConfig
 from megajax.models.attention_kernels import Drop, Pattern, Places, xla_attention
-from megajax.models.cross_entropy import linear_cross_entropy
 from megajax.models.experts import Weights, mixture
-from megajax.models.losses import Losses
+from megajax.models.losses import Losses, linear_cross_entropy
 
 M = TypeVar("M")
 Table = tuple[jax.Array, jax.Array, str]

@@ -18,9 +18,9 @@ from megajax.config.model import ModelConfig
 from megajax.models.block import RESIDUAL, Block, Remat, Units, in_units, keep_all, run_units
 from megajax.models.context import Context
 from megajax.models.dropout import dropout, layer_keys
-from megajax.models.init import exact_normal
 from megajax.models.layout import Layout
 from megajax.models.losses import Losses, add
+from megajax.models.parameters import exact_normal
 
 Batch = dict[str, jax.Array]
 

@@ -23,13 +23,12 @@ from megajax.models.attention_kernels import Pattern
 from megajax.models.block import RESIDUAL, Attend, Block, Remat, keep_all, run_blocks, stack_layers
 from megajax.models.context import Context
 from megajax.models.dropout import dropout, layer_keys
-from megajax.models.init import normal
+from megajax.models.layers import Norm, linear
 from megajax.models.layout import Layout, attend
-from megajax.models.linear import linear
 from megajax.models.losses import Losses
 from megajax.models.model import Batch, Model, RowArray, Stack, vocabulary_table
-from megajax.models.norm import Norm
-from megajax.models.relative import relative_bias
+from megajax.models.parameters import normal
+from megajax.models.positions import relative_bias
 
 
 class T5(Model):

@@ -21,7 +21,7 @@ from megajax.models.experts import Weights
 from megajax.models.families import build_model
 from megajax.models.layout import Layout
 from megajax.models.losses import Losses
-from megajax.parallel.ring import RING_CAN
+from megajax.parallel.context import RING_CAN
 
 
 class Kernel(NamedTuple):

@@ -30,17 +30,16 @@ from megajax.config.model import ModelConfig
 from megajax.models.attention_kernels import Drop, Pattern, cudnn_attention
 from megajax.models.block import RESIDUAL
 from megajax.models.experts import Weights
+from megajax.models.layers import WEIGHTS
 from megajax.models.layout import Layout, Table, attend
-from megajax.models.linear import WEIGHTS
 from megajax.models.losses import Losses
 from megajax.models.parameters import logical_axes
 from megajax.parallel.collectives import Collectives
+from megajax.parallel.context import in_true_order, ring_attention, token_order
 from megajax.parallel.experts import Experts
 from megajax.parallel.mesh import AUTO_AXES
-from megajax.parallel.ring import ring_attention
 from megajax.parallel.rules import Rules
 from megajax.parallel.vocabulary import Vocabulary
-from megajax.parallel.zigzag import in_true_order, token_order
 
 M = TypeVar("M")
 INSIDE = ("batch", "sequence", None)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from megajax.config.train import ACTIVATION_NAMES
 from megajax.models.block import Remat
-from megajax.models.linear import WEIGHTS
+from megajax.models.layers import WEIGHTS
 
 
 def remat_policy(remat: str | tuple[str, ...]) -> Remat:

@@ -9,7 +9,7 @@ microbatch sends:
     lookup          forward  reduce-scatter of [B, S, D] (all-reduce without sequence parallelism), whatever the number
                              of tables; backward  all-gather of the same
     cross-entropy   forward  all-gather of [B, S, D], three reductions of [tokens] (maximum, target logit, sum of
-                             exponentials), reduce-scatter of dx; backward  nothing (see `models.cross_entropy`)
+                             exponentials), reduce-scatter of dx; backward  nothing (see `models.losses`)
 
 Over `pipe` the results of the table above are summed; over `fsdp` every table is gathered and its gradient
 reduce-scattered; over `expert` and `context` gradients are summed.
@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from megajax.models.cross_entropy import Gradients, Loss, chunked_loss, differentiated, token_losses
 from megajax.models.layout import Table
+from megajax.models.losses import Gradients, Loss, chunked_loss, differentiated, token_losses
 from megajax.parallel.collectives import Collectives
 from megajax.parallel.mesh import AUTO_AXES
 from megajax.parallel.rules import Rules
@@ -109,7 +109,7 @@ class Vocabulary:
         softcap: float | None = None,
     ) -> jax.Array:
         """Return the sum over this replica's tokens of weight x cross-entropy, with shapes as in
-        `models.cross_entropy`.
+        `models.losses`.
         """
         at_rest = self.rules.at_rest(("vocab", "embed"), AUTO_AXES)
         bias_at_rest = self.rules.at_rest(("vocab",), AUTO_AXES)

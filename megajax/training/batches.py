@@ -2,7 +2,7 @@
 
 Sample j of a global batch is row j % B of microbatch j // B. So a step trains on the same samples under every layout,
 and only their grouping into microbatches changes. A process reads only the rows that its devices hold. The tokens of a
-sample are in the order of `parallel.zigzag`.
+sample are in the order of `parallel.context`.
 
 Shapes: G global batch, M microbatches, B = micro batch x data x fsdp x expert samples of a microbatch, S sequence.
 """
@@ -20,8 +20,8 @@ from megajax.config.model import ModelConfig
 from megajax.config.parallel import AXES, REPLICAS
 from megajax.models.families import batch_arrays
 from megajax.models.model import Batch
+from megajax.parallel.context import token_order
 from megajax.parallel.rules import Rules
-from megajax.parallel.zigzag import token_order
 
 
 def batch_shardings(rules: Rules, model: ModelConfig, data: DataConfig) -> dict[str, NamedSharding]:

@@ -25,7 +25,7 @@ from megajax.costs.memory import (
 from megajax.models.block import run_blocks, stack_blocks
 from megajax.models.context import Context, Kind
 from megajax.models.parameters import cast
-from megajax.models.rope import rope_angles
+from megajax.models.positions import rope_angles
 from megajax.parallel.layout import MeshLayout
 from megajax.parallel.mesh import build_mesh
 from megajax.parallel.remat import remat_policy

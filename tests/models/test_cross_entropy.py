@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megajax.models import cross_entropy
-from megajax.models.cross_entropy import chunk_size, linear_cross_entropy, token_losses
+from megajax.models import losses
+from megajax.models.losses import chunk_size, linear_cross_entropy, token_losses
 
 B, S, D, V, VOCAB = 2, 6, 5, 16, 11
 
@@ -40,7 +40,7 @@ def inputs():
 
 @pytest.fixture(params=[1, 4, B * S], ids=lambda c: f"{c} tokens a chunk")
 def chunk(request, monkeypatch):
-    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", request.param * V)
+    monkeypatch.setattr(losses, "CHUNK_LOGITS", request.param * V)
     assert chunk_size(B * S, V) == request.param
     return request.param
 
@@ -98,7 +98,7 @@ def test_tied_head(chunk):
 
 def test_logits_of_one_chunk_only(monkeypatch):
     """The program has arrays of [chunk, V] logits and none of [T, V]."""
-    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 4 * V)
+    monkeypatch.setattr(losses, "CHUNK_LOGITS", 4 * V)
     loss = jax.grad(partial(linear_cross_entropy, vocab_size=VOCAB, bias=np.zeros(V)), argnums=(0, 1))
     program = jax.jit(loss).lower(*inputs()).as_text()
     assert f"tensor<4x{V}xf32>" in program
@@ -107,7 +107,7 @@ def test_logits_of_one_chunk_only(monkeypatch):
 
 def test_bf16_gradients_are_summed_in_fp32(monkeypatch):
     """A token a chunk: 1 and 256 times 2^-9 are 1.5, where a bf16 sum would stay at 1."""
-    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 2)
+    monkeypatch.setattr(losses, "CHUNK_LOGITS", 2)
     x, head = np.ones((1, 257, 1), jnp.bfloat16), np.zeros((2, 1), jnp.bfloat16)  # both ids have probability 1/2
     labels, weights = np.zeros((1, 257), np.int32), np.full((1, 257), 2.0**-8, np.float32)
     weights[0, 0] = 2
@@ -145,7 +145,7 @@ def test_vocabulary_in_four_shards():
 def test_chunks_are_few_and_even(tokens, vocab):
     """As few chunks as fit, padded by less than a token each; one token where not even one fits."""
     chunk = chunk_size(tokens, vocab)
-    limit = max(1, cross_entropy.CHUNK_LOGITS // vocab)
+    limit = max(1, losses.CHUNK_LOGITS // vocab)
     chunks = -(-tokens // chunk)
     assert chunk <= limit
     assert chunks == -(-tokens // limit)

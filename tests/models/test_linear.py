@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from megajax.models.linear import linear
+from megajax.models.layers import linear
 
 
 @pytest.mark.parametrize(("contract", "einsum"), [(1, "bsnh,hdf->bsndf"), (2, "bsnh,nhf->bsf")])

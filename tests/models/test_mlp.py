@@ -6,8 +6,8 @@ import pytest
 
 from megajax.config.model import ModelConfig
 from megajax.models.context import Context
+from megajax.models.feed_forward import Mlp
 from megajax.models.layout import Layout
-from megajax.models.mlp import Mlp
 from tests.models import reference
 from tests.models.tiny import filled
 

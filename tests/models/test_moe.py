@@ -13,8 +13,8 @@ import pytest
 from megajax.config.model import ModelConfig
 from megajax.models.context import Context
 from megajax.models.experts import block_rows, queue, route, router_losses
+from megajax.models.feed_forward import Moe
 from megajax.models.layout import Layout
-from megajax.models.moe import Moe
 from tests.models import reference
 from tests.models.tiny import LLAMA, batch_of, filled, forward, random_model, random_tokens
 

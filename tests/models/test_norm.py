@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megajax.models.norm import Norm
+from megajax.models.layers import Norm
 from tests.models import reference
 from tests.models.tiny import GPT, LLAMA
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megajax.models.relative import bucket, relative_bias
+from megajax.models.positions import bucket, relative_bias
 
 
 def buckets(distances, *, bidirectional, count=32, max_distance=128):

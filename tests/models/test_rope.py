@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from megajax.config.model import ModelConfig
 from megajax.models.layout import Layout
 from megajax.models.parameters import cast
-from megajax.models.rope import rope_angles, rotate
+from megajax.models.positions import rope_angles, rotate
 from tests.models import reference
 from tests.models.tiny import LLAMA, batch_of, random_model
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megajax.config import DataConfig, ParallelConfig, TrainConfig
-from megajax.parallel.zigzag import in_true_order, token_order
+from megajax.parallel.context import in_true_order, token_order
 from tests.harness import BATCH, GPT, LLAMA, Outcome, tiny_config, train_layout, worst
 
 pytestmark = pytest.mark.slow

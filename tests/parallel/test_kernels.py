@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import pytest
 
 from megajax.config import Config, InputError, check_config, load_config
-from megajax.models.attention_kernels import NEEDS, Need, Pattern, alibi, cudnn_attention, needs_of
+from megajax.models.attention_kernels import NEEDS, Need, Pattern, cudnn_attention, needs_of
 from megajax.models.families import batch_arrays
+from megajax.models.positions import alibi
 from megajax.parallel.collectives import Collectives
+from megajax.parallel.context import ring_attention
 from megajax.parallel.kernels import Kernel, choose_attention
 from megajax.parallel.layout import MeshLayout
 from megajax.parallel.mesh import build_mesh
-from megajax.parallel.ring import ring_attention
 from megajax.parallel.rules import Rules
 from megajax.planning.deviceless import abstract_step
 from megajax.training.evaluate import build_eval_step

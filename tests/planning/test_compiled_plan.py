@@ -78,7 +78,7 @@ def test_its_profile_adds_up(compiled: CompiledPlan):
     }
     assert sent == compiled.bytes_by_axis
     assert profile.peak.bytes == pytest.approx(compiled.memory["temporary"], rel=0.1)
-    assert any(line.startswith("megajax/models/linear.py:") for line in profile.lines)
+    assert any(line.startswith("megajax/models/layers.py:") for line in profile.lines)
 
 
 @needs_compiler
@@ -205,14 +205,14 @@ def test_a_family_keeps_its_contract(family: str, layout: str):
 
 FLATTENED = """
 import sys
-from megajax.models import mlp
+from megajax.models import feed_forward
 from megajax.planning import deviceless
 
 def linear(x, weight):
     y = x @ weight.reshape(len(weight), -1)
     return y.reshape(*y.shape[:-1], *weight.shape[1:])
 
-mlp.linear = linear
+feed_forward.linear = linear
 sys.exit(deviceless.main())
 """
 """A compiling process in which F, which `tensor` cuts, is inside a flat dim of gate and up."""

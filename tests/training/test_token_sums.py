@@ -16,10 +16,9 @@ import pytest
 
 from megajax.config import Config, load_config
 from megajax.models.families import batch_arrays
-from megajax.models.linear import add_bias
-from megajax.models.norm import Norm
+from megajax.models.layers import Norm, add_bias
 from megajax.models.parameters import named_leaves
-from megajax.models.relative import relative_bias
+from megajax.models.positions import relative_bias
 from megajax.planning.deviceless import abstract_step, compile_step, has_compiler
 from megajax.planning.equivalence import compile_layout
 from tests.models.tiny import GPT, filled

@@ -112,7 +112,7 @@ class Profile:
 
     @cached_property
     def lines(self) -> Mapping[str, float]:
-        """Return the seconds of the computing queue by Python line ("megajax/models/linear.py:30"), dearest first."""
+        """Return the seconds of the computing queue by Python line ("megajax/models/layers.py:30"), dearest first."""
         lines: defaultdict[str, float] = defaultdict(float)
         for span in self.timeline.spans:
             lines[_short(self.program.source_line(span.instruction)) or "made by XLA"] += span.times * _taken(span)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from megajax.config import InputError, ModelConfig
 from megajax.inference.tasks.scoring import Scorer, Window, check_stride, windows
 from megajax.inference.trained import load_model
-from megajax.models import cross_entropy
+from megajax.models import losses
 from tests.made_runs import MODEL, make_run
 from tests.models.tiny import batch_of, forward
 
@@ -106,7 +106,7 @@ def test_logits_in_chunks(run: Path, monkeypatch: pytest.MonkeyPatch):
     """With room for the logits of five places only, the scores are the same."""
     asked = [Window(np.arange(14), 13), Window(np.arange(40, 50), 9)]
     whole = Scorer(load_model(run), 2)(asked)
-    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 5 * 2 * 300)
+    monkeypatch.setattr(losses, "CHUNK_LOGITS", 5 * 2 * 300)
     for a, b in zip(whole, Scorer(load_model(run), 2)(asked), strict=True):
         np.testing.assert_allclose(a.log_probabilities, b.log_probabilities, rtol=1e-5)
 

@@ -1,10 +1,18 @@
-"""Ring attention (2310.01889): keys and values travel round the `context` ring, and partial softmaxes are merged.
+"""Context parallelism: the zig-zag order of tokens, which makes causal attention the same work on every shard, and ring
+attention.
 
-Unlike with gathering (`parallel.layout`), no device ever holds the keys of the whole sequence, and a block can travel
-while the block before it is used. Over `context` a layer sends, per microbatch, c - 1 times this device's keys and
-values forward, and the same together with their gradients backward.
+With c shards the sequence is cut into 2 c pieces and shard r holds pieces r and 2 c - 1 - r (Megatron-LM; 2407.21783
+§3.3.2). An early piece attends to few keys and its late partner to many, which adds up to the same work. All arrays [B,
+S, ...] are in this order. Values that depend on the true position of a token are derived before the tokens are
+reordered (positions, labels) or from `token_order` (causal mask, dropout).
 
-Shapes: B batch, S queries and keys of one device, c context shards, N heads, K kv heads, G = N / K, H head dim.
+In ring attention (2310.01889) keys and values travel round the `context` ring, and partial softmaxes are merged. Unlike
+with gathering (`parallel.layout`), no device ever holds the keys of the whole sequence, and a block can travel while
+the block before it is used. Over `context` a layer sends, per microbatch, c - 1 times this device's keys and values
+forward, and the same together with their gradients backward.
+
+Shapes: B batch, S sequence or queries and keys of one device, c context shards, N heads, K kv heads, G = N / K, H head
+dim.
 """
 
 from __future__ import annotations
@@ -13,10 +21,32 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from megajax.models.attention_kernels import Drop, Need, Pattern, needs_of, require
 from megajax.parallel.collectives import Collectives
-from megajax.parallel.zigzag import token_order
+
+
+def pieces(shards: int) -> list[int]:
+    """Return the index of the piece of the sequence at each of the 2 c places."""
+    return [piece for shard in range(shards) for piece in (shard, 2 * shards - 1 - shard)]
+
+
+def token_order(length: int, shards: int) -> np.ndarray:
+    """Return the true position of the token at each place, [S]."""
+    if shards == 1:
+        return np.arange(length, dtype=np.int32)
+    size = length // (2 * shards)
+    return (np.array(pieces(shards))[:, None] * size + np.arange(size)).astype(np.int32).reshape(-1)
+
+
+def in_true_order(x: jax.Array, shards: int) -> jax.Array:
+    """Bring whole sequences [B, S, ...] from zig-zag to true order, by slices, which every partitioner handles."""
+    if shards == 1:
+        return x
+    size, order = x.shape[1] // (2 * shards), pieces(shards)
+    return jnp.concatenate([x[:, at * size : (at + 1) * size] for at in np.argsort(order)], axis=1)
+
 
 RING_CAN: frozenset[Need] = frozenset({"segments"})
 
