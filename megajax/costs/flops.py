@@ -108,11 +108,6 @@ def _keys_seen(model: ModelConfig, stack: Stack, attention: AttentionConvention)
     return near + share * (sequence / 2 - near) if model.layer_pattern else near
 
 
-def flops_per_token(model: ModelConfig, sequence: int, attention: AttentionConvention) -> float:
-    """Return the model FLOPs (forward and backward) per trained token, of one stack."""
-    return count_flops(model, 1, sequence, attention).model / sequence
-
-
 @dataclass(frozen=True)
 class Budget:
     """Describe the time that training on a number of tokens takes."""

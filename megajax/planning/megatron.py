@@ -114,15 +114,6 @@ def check_like_megatron(config: Config) -> None:
             raise InputError(f"Megatron-LM's memory and time are not planned with {reason}; leave like=megatron out")
 
 
-def heaviest_stage(config: Config, mesh: Mapping[str, int], practice: Practice = MEGATRON_LM) -> StageMemory:
-    """Return the memory of the fullest device.
-
-    It is on the first stage, which has most microbatches in flight, or on the last, which has the logits.
-    """
-    stages = (megatron_memory(config, mesh, stage, practice) for stage in {0, mesh["pipe"] - 1})
-    return max(stages, key=lambda memory: memory.total)
-
-
 def stage_parameters(config: Config, mesh: Mapping[str, int], stage: int) -> float:
     """Return the number of parameters on one device of a stage; a tied embedding is on the first and the last."""
     model, padding = config.model, 128 * mesh["tensor"]

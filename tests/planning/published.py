@@ -16,7 +16,7 @@ from typing import NamedTuple
 from megajax.config import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from megajax.config.parallel import AXES
 from megajax.costs.memory import GIB
-from megajax.planning.megatron import MEGATRON_LM, Practice, heaviest_stage, megatron_memory
+from megajax.planning.megatron import MEGATRON_LM, Practice, megatron_memory
 
 NANOTRON = Practice(gradients=6, logits=10, swiglu=8, keeps_gathered=True)
 """bf16 gradients next to their fp32 sums; loss and MLP are not fused."""
@@ -47,13 +47,11 @@ class Row(NamedTuple):
     def predicted(self) -> float:
         """In the unit of `measured`: GiB, or what nvidia-smi shows in thousands of MiB."""
         mesh = {axis: getattr(self.config.parallel, axis) for axis in AXES}
+        stages = [megatron_memory(self.config, mesh, stage, self.practice) for stage in range(mesh["pipe"])]
         if self.steady:
-            stages = (megatron_memory(self.config, mesh, stage, self.practice) for stage in range(mesh["pipe"]))
             return max(m.persistent + m.gradients + m.compute_copy for m in stages) / GIB
-        memory = heaviest_stage(self.config, mesh, self.practice)
-        if self.source == "BLOOM":
-            return (memory.total * FRAGMENTATION + OUTSIDE) / (1000 * 2**20)
-        return memory.total / GIB
+        most = max(memory.total for memory in stages)
+        return (most * FRAGMENTATION + OUTSIDE) / (1000 * 2**20) if self.source == "BLOOM" else most / GIB
 
     @property
     def error(self) -> float:

@@ -10,12 +10,12 @@ from megajax.config import Config, DataConfig, InputError, ModelConfig, Parallel
 from megajax.config.parallel import AXES
 from megajax.costs.weights import parameter_count
 from megajax.planning.megatron import (
-    heaviest_stage,
     layer_activations,
     layers_in_flight,
     megatron_memory,
     stage_parameters,
 )
+from megajax.planning.plan import plan
 
 S, T, GIB, MIB = 2048, 8, 2**30, 2**20
 
@@ -118,12 +118,13 @@ def test_bytes_of_a_parameter() -> None:
     assert both == parameters + 51_200 * 2048
 
 
-def test_the_heaviest_stage_is_the_first_or_has_the_logits() -> None:
+def test_the_fullest_stage_is_the_first_or_has_the_logits() -> None:
     config = config_of(16, 2048, 24, micro=8, pipe=4)
-    mesh = mesh_of(config)
-    assert heaviest_stage(config, mesh) == megatron_memory(config, mesh, 0)
+    assert plan(config, like="megatron").fullest == "first"
     wide = replace(config, model=replace(config.model, vocab_size=10_240_000, tied_head=False))
-    assert heaviest_stage(wide, mesh) == megatron_memory(wide, mesh, 3)
+    planned = plan(wide, like="megatron")
+    assert planned.fullest == "last"
+    assert planned.stages["last"] == megatron_memory(wide, mesh_of(wide), 3)
 
 
 def test_names_of_activations_are_ours_alone() -> None:
