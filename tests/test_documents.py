@@ -172,18 +172,33 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def environment() -> dict[str, str]:
+    """The environment of a user: without the suite's simulated devices."""
+    own = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "PYTHONPATH")}
+    return own | {"PATH": f"{Path(sys.executable).parent}:{own['PATH']}"}
+
+
 @pytest.mark.parametrize("section", list(ALL), ids=" ".join)
 def test_every_command_of(section: tuple[str, str], clone: Path, capfd: pytest.CaptureFixture[str]):
     """What the first hour of a newcomer consists of works as it is written."""
     if missing := [name for name in PACKAGES.get(section, ()) if find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
-    environment = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "PYTHONPATH")}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     for command in [*(named(start) for start in NEEDED.get(section, ())), *ALL[section]]:
         change = change_of(command)
         line = command.replace(change.replace, change.by) if change.replace else command
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", f"{line} {change.more}".rstrip()],
-            cwd=clone, env=environment, stdin=subprocess.DEVNULL, check=False,
+            cwd=clone, env=environment(), stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{line} {change.more}\n{''.join(capfd.readouterr())[-3000:]}"
+
+
+def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path):
+    """Lines that do not depend on the number of steps, to the last digit of the first validation loss."""
+    command = [sys.executable, "-m", "megajax.train", "quickstart", f"output_dir={tmp_path}", "train.steps=1"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True)
+    printed = [line.strip() for line in done.stdout.splitlines()]
+    shown = [line.strip() for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()]
+    lasting = [line for line in shown if re.match(r"(mesh|model|attention): |validation loss at iteration 0 ", line)]
+    assert len(lasting) == 4
+    assert [line for line in lasting if line not in printed] == []
