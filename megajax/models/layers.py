@@ -1,4 +1,4 @@
-"""The small parts of layers: matrix products, biases, norms, activations, and the soft cap of scores and logits.
+"""Small parts of layers: matrix products, biases, norms, activations, and the soft cap of scores and logits.
 
 Norms are LayerNorm (1607.06450) and RMSNorm (1910.07467), computed in fp32 whatever the input.
 

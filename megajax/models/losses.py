@@ -1,8 +1,8 @@
-"""The objective of training, a sum of a few named terms with factors, and the head's cross-entropy.
+"""Objective of training: a sum of a few named terms with factors, and the head's cross-entropy.
 
-LM head and cross-entropy are one operator, which never holds the logits of more than one chunk of tokens. The gradient
-of a softmax cross-entropy has a closed form (softmax minus one-hot). So the forward pass computes dx, dW and db chunk
-by chunk, and the backward pass only scales them: no logits are kept and none are recomputed.
+The LM head and its cross-entropy are one operator, which never holds the logits of more than one chunk of tokens. The
+gradient of a softmax cross-entropy has a closed form (softmax minus one-hot). So the forward pass computes dx, dW and
+db chunk by chunk, and the backward pass only scales them: no logits are kept and none are recomputed.
 
 Shapes: B batch, S sequence, T = B S tokens, C tokens of a chunk, D embed, V vocabulary rows of this shard.
 """
@@ -142,7 +142,8 @@ def chunked_loss(
     if count == 1:
         loss, gradients = one_chunk(flat, labels.reshape(-1), weights.reshape(-1))
         return loss, gradients and gradients._replace(dx=gradients.dx.reshape(x.shape))
-    # The compiler creates zeros that wait for nothing early, before the layers run, and holds them until here.
+    # Without this barrier the compiler would create the zeros, which depend on nothing, before the layers run, and hold
+    # them until here.
     flat, zero = jax.lax.optimization_barrier((flat, jnp.float32(0)))
     sums = jax.tree.map(lambda a: jnp.full(a.shape, zero), (head, bias) if with_gradients else None)
     inputs = chunked(flat), chunked(labels.reshape(-1)), chunked(weights.reshape(-1))
@@ -163,7 +164,7 @@ def _chunk_loss(
     labels: jax.Array,
     weights: jax.Array,
 ) -> Loss:
-    """Compute the loss of one chunk: x [C, D], labels and weights [C], and a head whose dimensions are `dims`."""
+    """Compute the loss of one chunk, from x [C, D], labels and weights [C], and a head with the dimensions `dims`."""
     logits = jnp.einsum(f"cd,{dims}->cv", x, head, preferred_element_type=jnp.float32)
     if bias is not None:
         logits += bias
@@ -182,11 +183,11 @@ def _chunk_loss(
 
 
 def differentiated(evaluate: Callable[..., jax.Array], with_gradients: Callable[..., Any]) -> Callable[..., jax.Array]:
-    """Make a loss of (x, head, labels, weights, bias) whose forward pass computes the gradients as well.
+    """Return a loss of (x, head, labels, weights, bias) whose forward pass computes the gradients as well.
 
     Args:
         evaluate: function of these arguments that returns the loss.
-        with_gradients: function of them that returns loss and `Gradients`, which the backward pass only scales.
+        with_gradients: function of the same that returns loss and `Gradients`, which the backward pass only scales.
     """
 
     @jax.custom_vjp

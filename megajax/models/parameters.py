@@ -1,4 +1,4 @@
-"""Parameters of a model: declared in one line each, and read by name, as the model is a pytree of `nnx.Param`s.
+"""Parameters of a model, a pytree of `nnx.Param`s: declared in one line each, and read by name.
 
 A parameter has an initial value, logical axes and a role. A logical axis names the meaning of a dimension (`embed`,
 `mlp`, ...); `megajax.parallel.rules` decides over which mesh axis it is sharded. A role decides how the optimizer

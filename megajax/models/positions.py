@@ -1,7 +1,7 @@
-"""How attention knows positions: by rotary embedding, by a bias that falls with distance, or by one of buckets.
+"""Positions in attention: rotary embedding, a bias that falls with distance, and a bias by buckets of distances.
 
-Rotary embedding (2104.09864) is in the half-rotate layout of Megatron and LLaMA, with angles in fp32. In the bias of T5
-(1910.10683 §2.1) near distances have a bucket each, and far ones share.
+Rotary embedding (2104.09864) is in the half-rotate layout of Megatron and LLaMA, with angles in fp32. In T5's bias by
+buckets (1910.10683 §2.1) near distances have a bucket each, and far distances share buckets.
 
 Shapes: B batch, S sequence or queries, T keys, N heads, H head dim, R rotated dims (a share of H); in biases R buckets.
 """

@@ -1,10 +1,9 @@
-"""Context parallelism: the zig-zag order of tokens, which makes causal attention the same work on every shard, and ring
-attention.
+"""Context parallelism: a zig-zag order of tokens, and ring attention.
 
 With c shards the sequence is cut into 2 c pieces and shard r holds pieces r and 2 c - 1 - r (Megatron-LM; 2407.21783
-§3.3.2). An early piece attends to few keys and its late partner to many, which adds up to the same work. All arrays [B,
-S, ...] are in this order. Values that depend on the true position of a token are derived before the tokens are
-reordered (positions, labels) or from `token_order` (causal mask, dropout).
+§3.3.2). An early piece attends to few keys and its late partner to many, so causal attention is the same work on every
+shard. All arrays [B, S, ...] are in this order. Values that depend on the true position of a token are derived before
+the tokens are reordered (positions, labels) or from `token_order` (causal mask, dropout).
 
 In ring attention (2310.01889) keys and values travel round the `context` ring, and partial softmaxes are merged. Unlike
 with gathering (`parallel.layout`), no device ever holds the keys of the whole sequence, and a block can travel while
@@ -74,10 +73,10 @@ def ring_attention(
     """Compute causal attention of this device's queries to all keys, in a region that is manual over `context`.
 
     Args:
-        q: [B, S, N, H] queries, tokens in zig-zag order.
-        k: [B, S, K, H] keys.
-        v: [B, S, K, H] values.
-        segment_ids: [B, S] document numbers, or None.
+        q: queries [B, S, N, H], with tokens in zig-zag order.
+        k: keys [B, S, K, H].
+        v: values [B, S, K, H].
+        segment_ids: document numbers [B, S], or None.
         pattern: rule for the keys that a query sees.
         drop: dropout of the attention probabilities, or None.
         net: collectives of the mesh.

@@ -75,8 +75,8 @@ class Vocabulary:
             return self._leave(functools.reduce(jnp.add, rows))
 
         def backward(dx: jax.Array, *all_ids: jax.Array) -> list[jax.Array]:
-            # The compiler creates zeros that wait for nothing early, and shares them: these wait until there is a
-            # gradient.
+            # Without this barrier the compiler would create the zeros, which depend on nothing, long before there is a
+            # gradient, and share them.
             dx, zero = jax.lax.optimization_barrier((self._enter(dx).astype(jnp.float32), jnp.float32(0)))
             gradients = []
             for cut, height, ids in zip(cuts, heights, all_ids, strict=True):
@@ -108,9 +108,7 @@ class Vocabulary:
         bias: jax.Array | None = None,
         softcap: float | None = None,
     ) -> jax.Array:
-        """Return the sum over this replica's tokens of weight x cross-entropy, with shapes as in
-        `models.losses`.
-        """
+        """Return this replica's sum over tokens of weight x cross-entropy, with shapes as in `models.losses`."""
         at_rest = self.rules.at_rest(("vocab", "embed"), AUTO_AXES)
         bias_at_rest = self.rules.at_rest(("vocab",), AUTO_AXES)
         run = partial(self._loss, vocab_size=vocab_size, softcap=softcap)

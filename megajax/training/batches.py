@@ -46,7 +46,7 @@ class Feed:
         self.shardings = shardings
 
     def microbatches(self, global_batch_size: int) -> int:
-        """Return the number M of microbatches in a global batch of this size; `config.check_batch` has checked it."""
+        """Return the number M of microbatches in a global batch of this size (see `config.checks.check_batch`)."""
         return global_batch_size // self.width
 
     def rows(self, global_batch_size: int) -> np.ndarray:
