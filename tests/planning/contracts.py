@@ -39,7 +39,7 @@ LAYOUTS = {
 FAMILIES = {
     "GPT": Family("gpt3_6.7b", ("batch.sample_ids",)),
     "LLaMA": Family("llama3.1_8b", ("batch.sample_ids",)),
-    "Gemma 2": Family("gemma2_2b", ("batch.sample_ids",)),
+    "Gemma 2": Family("gemma2_2b", ("batch.sample_ids",), refused=("tensor 8", "expert 4 x tensor 2")),
     "Qwen3": Family("qwen3_8b", ("batch.sample_ids",)),
     "BLOOM": Family("bloom_7b1", ("batch.positions", "batch.sample_ids")),  # ALiBi knows places alone
     "Mixtral": Family("mixtral_8x7b", ("batch.sample_ids",), refused=()),
