@@ -84,9 +84,9 @@ def load_config(
     given = ChainMap(*(layer.values for layer in reversed(layers)), {"output_dir": FIELDS["output_dir"].default})
     if isinstance(given.get("init_from"), str) and isinstance(given["output_dir"], str):
         init_from, output_dir = map(os.path.expanduser, (given["init_from"], given["output_dir"]))
+        _refuse_wrong_types(layers)
         start = _read_start(Path(init_from))
         if start_of and not start:
-            _refuse_wrong_types(layers)
             start = dict(start_of(init_from, output_dir))
         layers.insert(0, _Layer(f"init_from {Path(init_from)}", start))
     return _join(layers)
