@@ -56,7 +56,7 @@ def test_sentences_of_masked_models_do_not(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_without_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"tokenizer\.bos: this tokenizer of type null has no beginning"):
+    with pytest.raises(InputError, match=r"tokenizer\.bos is true, but this null tokenizer has no beginning"):
         build_tokenizer(TokenizerConfig(type="null", vocab_size=5, bos=True))
 
 

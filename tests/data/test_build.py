@@ -139,7 +139,7 @@ def test_held_out_splits_too_short_for_a_sample_are_left_out(write_documents, tm
     ("settings", "message"),
     [
         ({}, r"set either data\.path, or data\.train_path"),
-        ({"path": ("a",), "valid_path": ("b",)}, r"data\.valid_path goes with data\.train_path"),
+        ({"path": ("a",), "valid_path": ("b",)}, r"data\.valid_path is \[b\] without data\.train_path"),
         ({"path": ("a",), "train_path": ("b",)}, r"data\.path and data\.train_path are both set"),
     ],
 )
