@@ -17,13 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property, partial
+
+import jax
 
 from megajax.config import Config, InputError
 from megajax.config.train import ACTIVATION_NAMES
 from megajax.costs.device import Device, expert_load
 from megajax.costs.weights import Counts, count_weights, require_one_kind
 from megajax.models.families import batch_arrays
+from megajax.models.layers import capped
 from megajax.models.losses import CHUNK_LOGITS
 from megajax.models.model import Stack
 from megajax.parallel.kernels import choose_attention
@@ -198,8 +201,8 @@ class _Holder(Device):
         if self.fused:
             return self.heads * (self.width * model.head_size + FP32)
         scores = self.heads * (stack.sequence + stack.memory)
-        capped = 2 * FP32 * (model.attention_softcap is not None)  # the tanh, and its derivative
-        return scores * (FP32 + self.width + capped + (model.attention_dropout > 0))
+        numbers = 1 + _kept_of_cap(model.attention_softcap)
+        return scores * (numbers * FP32 + self.width + (model.attention_dropout > 0))
 
     @property
     def table(self) -> float:
@@ -229,8 +232,8 @@ class _Holder(Device):
         tokens, keys = self.tokens(stack.sequence), max(stack.sequence, stack.memory)
         activations = tokens * self.width * (4 * self.config.model.hidden_size + hidden)
         encoded = self.tokens(stack.memory) * self.width * 2 * self.config.model.hidden_size
-        capped = FP32 * (self.config.model.attention_softcap is not None)
-        scores = 0 if self.fused else tokens * self.heads * keys * (2 * FP32 + capped + self.width)
+        numbers = 2 + (self.config.model.attention_softcap is not None)
+        scores = 0 if self.fused else tokens * self.heads * keys * (numbers * FP32 + self.width)
         return activations + encoded + scores
 
     @property
@@ -277,6 +280,14 @@ class _Holder(Device):
         # matrix. With stages there is no transpose either: they sum the gradient untransposed.
         other = self.width if self.mesh["fsdp"] > 1 else FP32 if self.mesh["pipe"] == 1 else 0
         return (FP32 + other) * self.table + chunks, 0.0
+
+
+@cache
+def _kept_of_cap(softcap: float | None) -> int:
+    """Count the fp32 numbers that JAX keeps of a score to differentiate its cap: one or two, by the version of JAX."""
+    keep = lambda scores: jax.vjp(partial(capped, softcap=softcap), scores)[1]  # noqa: E731
+    kept = jax.tree.leaves(jax.eval_shape(keep, jax.ShapeDtypeStruct((1,), "float32")))
+    return 0 if softcap is None else sum(array.ndim for array in kept)  # the factors have no dim
 
 
 def logits_bytes(config: Config, mesh: Mapping[str, int]) -> int:
