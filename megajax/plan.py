@@ -25,7 +25,7 @@ from megajax.costs.memory import GIB
 from megajax.files import write_text
 from megajax.interop.init_from import start_of
 from megajax.planning.compiled import CompiledPlan
-from megajax.planning.deviceless import compile_plan
+from megajax.planning.deviceless import compile_plan, has_compiler
 from megajax.planning.layouts import layout_name
 from megajax.planning.plan import TOKENS, Plan, columns, plan, with_vocabulary
 from megajax.planning.profile.compare import compare
@@ -49,6 +49,8 @@ def main(argv: list[str]) -> int:
         raise InputError("--trace writes the profile of a compiled program: add --compile")
     if options.compare:
         return _compare(title, options)
+    if options.trace:
+        _require_compiler()
     config, candidates = loaded.config, []
     if options.search:
         candidates = _search(config, options)
@@ -80,20 +82,36 @@ def main(argv: list[str]) -> int:
 
 def _compare(title: str, options: argparse.Namespace) -> int:
     """Profile two variants of the command line, each with words of its own: KEY=VALUE, or flags of XLA."""
-    profiles = []
-    for words in map(shlex.split, options.compare):
-        flags = [word for word in words if word.startswith("--xla")]
-        changes = [word for word in words if word not in flags]
+    for name in ("search", "compile", "json", "html", "trace"):
+        if getattr(options, name):
+            raise InputError(f"--compare prints two profiles and nothing else: leave --{name} out")
+    _require_compiler()
+    variants = []
+    for words in map(_split, options.compare):
+        flags = [f"--{word}" for word in words if word.startswith("xla_")]
+        changes = [word for word in words if not word.startswith("xla_")]
         loaded, _ = parse_command_line("python -m megajax.plan", title, [*options.words, *changes], start_of)
-        profiles.append(_profile(compile_plan(plan(loaded.config, options.gpu, options.gpus), flags)))
+        variants.append((plan(loaded.config, options.gpu, options.gpus), flags))
+    profiles = [_profile(compile_plan(planned, flags)) for planned, flags in variants]
     print("\n".join(f"{name}: {words or 'as given'}" for name, words in zip("AB", options.compare, strict=True)))
     print(compare(*profiles))
     return 0
 
 
-def _profile(compiled: CompiledPlan) -> Profile:
-    if compiled.profile is None:
+def _split(words: str) -> list[str]:
+    try:
+        return shlex.split(words)
+    except ValueError as error:
+        raise InputError(f"--compare {words!r}: {error}") from None
+
+
+def _require_compiler() -> None:
+    if not has_compiler():
         raise InputError("a profile needs JAX's CUDA plugin (pip install 'megajax[cuda13]'), which compiles for GPUs")
+
+
+def _profile(compiled: CompiledPlan) -> Profile:
+    assert compiled.profile is not None  # there is a compiler for GPUs
     return compiled.profile
 
 
@@ -111,7 +129,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--compare",
         nargs=2,
         metavar=("A", "B"),
-        help="profile two variants: each a text of KEY=VALUE words and --xla flags, or empty",
+        help="profile two variants: each a text of KEY=VALUE words and flags such as xla_gpu_...=true, or empty",
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="with --compile: write a trace for ui.perfetto.dev")
     parser.add_argument(

@@ -120,6 +120,8 @@ def test_nothing_near_fits(capsys: pytest.CaptureFixture[str]):
         ("--search", "--search spreads the model over a number of GPUs: give --gpus N"),
         ("--search --gpus 8 --like megatron", "leave --like megatron out"),
         ("--trace trace.json", "--trace writes the profile of a compiled program: add --compile"),
+        ("--compare a b --like megatron", "leave --like megatron out"),
+        ("--compare a b --json plan.json", "--compare prints two profiles and nothing else: leave --json out"),
         ("--search --gpus 8 --top 0", "--gpus and --top count from 1"),
         ("--tokens many", "--tokens: invalid float value: 'many'"),
         ("--tokens -1", "tokens is -1: expected more than 0"),

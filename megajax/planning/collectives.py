@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from megajax.planning.hlo import UNKNOWN, Instruction, executed, find, integers
+from megajax.planning.hlo import UNKNOWN, Instruction, executed, find, integers, width
 
 AnyMesh = Mesh | AbstractMesh
 OPS = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all")
@@ -90,8 +90,7 @@ class Collective:
     @property
     def bytes(self) -> int:
         """Return the bytes of the whole tensor in one execution."""
-        bits = 8 if self.dtype == "pred" else int(re.findall(r"\d+", self.dtype)[0])
-        return prod(self.shape) * bits // 8
+        return int(prod(self.shape) * width(self.dtype))
 
 
 @dataclass(frozen=True)
@@ -221,19 +220,16 @@ def _sources(name: str, count: int) -> list[str]:
 
 def _tensors(line: Instruction, op: str, ways: int) -> list[tuple[tuple[int, ...], str]]:
     """Return shape and dtype of the whole tensors that `ways` devices exchange."""
-    operands = line.operands.count(",") + 1
-    # The type of a start holds operands, results, and XLA's own values.
-    results = line.arrays if len(line.arrays) == operands else line.arrays[operands : 2 * operands]
     dims = integers(find(r"dimensions=\{(.*?)\}", line.attributes))
     if op == "reduce-scatter":
         return [
             (tuple(size * ways if dim == dims[0] else size for dim, size in enumerate(shape)), dtype)
-            for shape, dtype in results
+            for shape, dtype in line.results
         ]
     if op == "all-to-all" and not dims:  # the pieces of one tensor, one for every device
-        shape, dtype = results[0]
+        shape, dtype = line.results[0]
         return [((ways, *shape), dtype)]
-    return results
+    return line.results
 
 
 def _axes(groups: np.ndarray, mesh: AnyMesh) -> tuple[str, ...]:

@@ -57,6 +57,28 @@ class Instruction(NamedTuple):
         return arrays(self.type)
 
     @property
+    def results(self) -> list[tuple[Shape, str]]:
+        """Return shape and dtype of every array that the instruction makes.
+
+        The type of a start may be that of its results, or hold operands, results and XLA's own values, in this order
+        except for copies.
+        """
+        if not self.opcode.endswith("-start") or len(self.arrays) == len(self.operand_names):
+            return self.arrays
+        parts = _entries(self.type)
+        return arrays(parts[0 if self.opcode == "copy-start" else 1])
+
+    @property
+    def trips(self) -> int:
+        """Return the number of turns of a loop, or UNKNOWN if it depends on data."""
+        return int(find(r'"known_trip_count":\{"n":"(\d+)"', self.attributes) or UNKNOWN)
+
+    @property
+    def body(self) -> str:
+        """Return the name of the computation that a loop repeats."""
+        return find(r"\bbody=%?([\w.\-]+)", self.attributes)
+
+    @property
     def operand_names(self) -> list[str]:
         """Return the names of the instructions whose results are its operands."""
         return re.findall(r"%([\w.\-]+)", self.operands)
@@ -84,6 +106,39 @@ class Program:
         """Read a program, `jax.jit(f).lower(...).compile().as_text()`."""
         computations, entry = _parse(text)
         return cls(find(r"HloModule ([\w.\-]+)", text), computations, entry, _frames(text))
+
+    def with_sources(self, computation: str, around: str) -> Iterator[tuple[Instruction, str]]:
+        """Yield the instructions of a computation with their sources.
+
+        A source is the JAX functions from which an instruction comes (XLA's `op_name`). If XLA made the instruction or
+        moved it out of a loop, they are those of the loop around it, which are `around` here.
+        """
+        origins: dict[str, str] = {}
+        for line in self.computations[computation]:
+            origin = origins[line.name] = self._origin(line, origins, around)
+            yield line, origin if origin.startswith(around) and not self._moved(origin, around) else around
+
+    @cached_property
+    def _loops(self) -> set[str]:
+        """Origins of all loops."""
+        return {line.origin for lines in self.computations.values() for line in lines if line.opcode == "while"}
+
+    def _moved(self, origin: str, around: str) -> bool:
+        """Tell whether an instruction comes from a loop that is not around it; unrolled loops do not count."""
+        names = (origin[: end.end()] for end in re.finditer("/while(?=/)", origin))
+        return any(name in self._loops and not around.startswith(name) for name in names)
+
+    def _origin(self, line: Instruction, origins: Mapping[str, str], around: str) -> str:
+        """Return an instruction's own origin, or that of an operand (XLA joins collectives), or the commonest in a
+        loop's body.
+        """
+        if line.origin:
+            return line.origin
+        if line.opcode != "while":
+            return next((found for name in line.operand_names if (found := origins.get(name))), "")
+        inside = (one.origin for one in self.computations[line.body])
+        starts = (re.match(re.escape(around) + ".*?/while(?=/)", origin) for origin in inside)
+        return max(Counter(start[0] for start in starts if start).items(), key=lambda item: item[1], default=("", 0))[0]
 
     def named(self, computation: str) -> Mapping[str, Instruction]:
         """Return the instructions of a computation by name."""
@@ -147,44 +202,20 @@ def executed(program: jax.stages.Compiled | str) -> Iterator[Executed]:
     Args:
         program: `jax.jit(f).lower(...).compile()`, or its `as_text()`.
     """
-    computations, entry = _parse(program if isinstance(program, str) else str(program.as_text()))
-    loops = {line.origin for lines in computations.values() for line in lines if line.opcode == "while"}
-
-    def moved(origin: str, around: str) -> bool:
-        """Tell whether an instruction comes from a loop that is not around it; unrolled loops do not count."""
-        names = (origin[: end.end()] for end in re.finditer("/while(?=/)", origin))
-        return any(name in loops and not around.startswith(name) for name in names)
-
-    def origin_of(line: Instruction, origins: Mapping[str, str], around: str) -> str:
-        """Return an instruction's own origin, or that of an operand (XLA joins collectives), or the commonest in a
-        loop's body.
-        """
-        if line.origin:
-            return line.origin
-        if line.opcode != "while":
-            return next((found for name in line.operand_names if (found := origins.get(name))), "")
-        (body,) = (computations[name] for name in line.calls if f"body=%{name}" in line.attributes)
-        starts = (re.match(re.escape(around) + ".*?/while(?=/)", inside.origin) for inside in body)
-        return max(Counter(start[0] for start in starts if start).items(), key=lambda item: item[1], default=("", 0))[0]
+    read = Program.of(program if isinstance(program, str) else str(program.as_text()))
 
     def walk(name: str, loop: tuple[int, ...], conditional: bool, source: str) -> Iterator[Executed]:
-        lines = computations[name]
-        types = {line.name: line.type for line in lines}
-        origins: dict[str, str] = {}
-        for line in lines:
-            origin = origins[line.name] = origin_of(line, origins, source)
-            here = origin if origin.startswith(source) and not moved(origin, source) else source
+        types = {line.name: line.type for line in read.computations[name]}
+        for line, here in read.with_sources(name, source):
             yield Executed(line, types, loop, conditional, here)
-            inside = loop
-            if line.opcode == "while":
-                trips = find(r'"known_trip_count":\{"n":"(\d+)"', line.attributes)
-                inside = (*loop, int(trips or UNKNOWN))
+            repeats = line.opcode == "while"
+            inside = (*loop, line.trips) if repeats else loop
             if not line.opcode.endswith(("-done", "-update")):
                 for called in line.calls:
-                    within = f"{here}/body" if line.opcode == "while" else here
+                    within = f"{here}/body" if repeats else here
                     yield from walk(called, inside, conditional or line.opcode == "conditional", within)
 
-    return walk(entry, (), False, "")
+    return walk(read.entry, (), False, "")
 
 
 def arrays(type_: str) -> list[tuple[Shape, str]]:
@@ -193,6 +224,25 @@ def arrays(type_: str) -> list[tuple[Shape, str]]:
     `(bf16[2,3]{1,0}, f32[])` -> ((2, 3), "bf16"), ((), "f32").
     """
     return [(integers(sizes), dtype) for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", type_)]
+
+
+def _entries(type_: str) -> list[str]:
+    """Return the entries of a tuple's type: `((f32[2], s32[]), bf16[3]{0}, u32[])` has three."""
+    depth, entries = 0, [""]
+    for letter in type_.strip()[1:-1]:
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(letter, 0)
+        if letter == "," and not depth:
+            entries.append("")
+        else:
+            entries[-1] += letter
+    return entries
+
+
+def width(dtype: str) -> float:
+    """Return the bytes of a number with XLA's dtype, such as "bf16", "f8e4m3fn" or "pred"; a token has none."""
+    if dtype in ("token", "opaque"):
+        return 0.0
+    return 1.0 if dtype == "pred" else integers(dtype)[0] / 8
 
 
 def integers(text: str) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from megajax.planning.hlo import Instruction, Program, integers
-from megajax.planning.profile.prices import VIEWS, WRAPPERS, size_of
+from megajax.planning.hlo import Instruction, Program, find, integers
+from megajax.planning.profile.prices import UPDATES, VIEWS, WRAPPERS, size_of
 
 
 class Held(NamedTuple):
@@ -35,8 +35,10 @@ class Moment:
     held: tuple[Held, ...]
 
 
-Tree = tuple["Tree", ...] | str | None
-"""Arrays of a value: the name of the instruction that made an array, a tuple of such, or None for memory of others.
+Array = tuple[str, int]
+"""Array of a program: the name of the instruction that makes it, and its place among the results."""
+Tree = tuple["Tree", ...] | list[Array] | None
+"""Arrays of a value: a list of one, a tuple of such, or None for memory of others.
 
 Memory of others belongs to arguments, carries and results.
 """
@@ -61,36 +63,29 @@ class Memory:
 
     def _moments(self, computation: str) -> Iterator[tuple[float, Instruction, tuple[Held, ...]]]:
         lines = self._program.computations[computation]
-        trees, owners = _trees(lines, self._program)
-        ends = _ends(lines, trees, owners)
-        live: dict[str, Held] = {}
+        trees, owned = _trees(lines, self._program)
+        ends = _ends(lines, trees)
+        live: dict[Array, Held] = {}
         for number, line in enumerate(lines):
-            if line.name in ends:
-                handed = _handed_over(line, number, live, ends)
-                live = {name: array for name, array in live.items() if name != handed}
-                live[line.name] = Held(line, size_of(_results(line)))
+            for array, size in owned.get(line.name, {}).items():
+                if array in ends:
+                    handed = _handed_over(line, size, number, trees, live, ends)
+                    live = {key: held for key, held in live.items() if key != handed} | {array: Held(line, size)}
             around = tuple(live.values())
-            size = sum(array.bytes for array in around)
+            size = sum(held.bytes for held in around)
             inside = line.calls if line.opcode in ("while", "call", "conditional") else []
             for name in inside:
                 for more, inner, held in self._moments(name):
                     yield size + more, inner, around + held
             if not inside:
                 yield size, line, around
-            live = {name: array for name, array in live.items() if ends[name] > number}
+            live = {array: held for array, held in live.items() if ends[array] > number}
 
 
-def _results(line: Instruction) -> Sequence[tuple[tuple[int, ...], str]]:
-    """Return the arrays that an instruction makes, without the operands that the type of a start holds as well."""
-    if line.opcode.endswith("-start"):
-        return line.arrays[len(line.operand_names) :]
-    return line.arrays
-
-
-def _trees(lines: Sequence[Instruction], program: Program) -> tuple[dict[str, Tree], set[str]]:
-    """Return the arrays of every value, and the names of the instructions that make an array."""
+def _trees(lines: Sequence[Instruction], program: Program) -> tuple[dict[str, Tree], dict[str, dict[Array, float]]]:
+    """Return the arrays of every value, and the bytes of the arrays that every instruction makes."""
     trees: dict[str, Tree] = {}
-    owners: set[str] = set()
+    owned: dict[str, dict[Array, float]] = {}
     for line in lines:
         operands = [trees.get(name) for name in line.operand_names]
         if line.opcode in ("parameter", "constant", "after-all", "partition-id"):
@@ -99,21 +94,23 @@ def _trees(lines: Sequence[Instruction], program: Program) -> tuple[dict[str, Tr
             trees[line.name] = tuple(operands)
         elif line.opcode == "get-tuple-element":
             whole = operands[0]
-            (index,) = integers(line.attributes.split("index=")[1].split(",")[0])
+            index = int(find(r"index=(\d+)", line.attributes))
             trees[line.name] = whole[index] if isinstance(whole, tuple) else whole
         elif line.opcode in VIEWS or line.opcode in ("while", "opt-barrier") or line.opcode.endswith("-done"):
             trees[line.name] = operands[0]
         elif (place := _in_place(line, program)) is not None:
             trees[line.name] = operands[place]
         else:
-            trees[line.name] = line.name
-            owners.add(line.name)
-    return trees, owners
+            sizes = [size_of([result]) for result in line.results]
+            owned[line.name] = {(line.name, place): size for place, size in enumerate(sizes)}
+            leaves: tuple[Tree, ...] = tuple([array] for array in owned[line.name])
+            trees[line.name] = leaves[0] if len(leaves) == 1 and not line.type.startswith("((") else leaves
+    return trees, owned
 
 
 def _in_place(line: Instruction, program: Program) -> int | None:
     """Return the operand in whose memory an instruction writes its result, or None if it makes a new array."""
-    if line.opcode == "dynamic-update-slice":
+    if line.opcode in UPDATES:
         return 0
     if line.opcode not in WRAPPERS:
         return None
@@ -121,7 +118,7 @@ def _in_place(line: Instruction, program: Program) -> int | None:
     (root,) = (one for one in inside.values() if one.root)
     while root.opcode in VIEWS and root.operand_names[0] in inside:
         root = inside[root.operand_names[0]]
-    if root.opcode != "dynamic-update-slice":
+    if root.opcode not in UPDATES:
         return None
     target = inside[root.operand_names[0]]
     while target.opcode in VIEWS:
@@ -129,33 +126,47 @@ def _in_place(line: Instruction, program: Program) -> int | None:
     return integers(target.operands)[0] if target.opcode == "parameter" else None
 
 
-def _ends(lines: Sequence[Instruction], trees: Mapping[str, Tree], owners: set[str]) -> dict[str, int]:
+def _ends(lines: Sequence[Instruction], trees: Mapping[str, Tree]) -> dict[Array, int]:
     """Return the number of the last instruction that uses each array; results belong to the caller of these lines."""
-    ends: dict[str, int] = {}
+    ends: dict[Array, int] = {}
+    named = {line.name: line for line in lines}
     for number, line in enumerate(lines):
-        for name in (line.name,) if line.opcode == "get-tuple-element" else (line.name, *line.operand_names):
-            for owner in _leaves(trees.get(name)):
-                ends[owner] = number
+        used = [line.name] if line.opcode == "get-tuple-element" else [line.name, *line.operand_names]
+        if line.opcode.endswith("-done") and not line.opcode.startswith(
+            "all-reduce"
+        ):  # what is sent, is read until then
+            used += named[line.operand_names[0]].operand_names
+        for name in used:
+            for array in _leaves(trees.get(name)):
+                ends[array] = number
     root = next(line for line in lines if line.root)
     results = set(_leaves(trees[root.name]))
-    return {name: end for name, end in ends.items() if name in owners - results}
+    return {array: end for array, end in ends.items() if array not in results}
 
 
-def _handed_over(line: Instruction, number: int, live: Mapping[str, Held], ends: Mapping[str, int]) -> str | None:
-    """Return the operand whose memory an instruction reuses, because no later instruction reads it, or None.
+def _handed_over(
+    line: Instruction,
+    size: float,
+    number: int,
+    trees: Mapping[str, Tree],
+    live: Mapping[Array, Held],
+    ends: Mapping[Array, int],
+) -> Array | None:
+    """Return the operand whose memory a result of `size` bytes reuses, because no later instruction reads it, or None.
 
     Sums over devices and kernels that work on every entry separately do so.
     """
     if not (line.opcode.startswith("all-reduce") or "kind=kLoop" in line.attributes or "scatter" in line.name):
         return None
-    size = size_of(_results(line))
-    last = (name for name in line.operand_names if ends.get(name) == number and name in live)
-    return next((name for name in last if live[name].bytes == size), None)
+    used = (array for name in line.operand_names for array in _leaves(trees.get(name)))
+    return next(
+        (array for array in used if array in live and ends[array] == number and live[array].bytes == size), None
+    )
 
 
-def _leaves(tree: Tree) -> Iterator[str]:
+def _leaves(tree: Tree) -> Iterator[Array]:
     if isinstance(tree, tuple):
         for part in tree:
             yield from _leaves(part)
     elif tree is not None:
-        yield tree
+        yield from tree

@@ -19,7 +19,7 @@ import numpy as np
 
 from megajax.costs.hardware import Gpu
 from megajax.planning.collectives import OPS, AnyMesh, exchange
-from megajax.planning.hlo import Instruction, Program, Shape, find, fmha_flops, integers
+from megajax.planning.hlo import Instruction, Program, Shape, find, fmha_flops, integers, width
 from megajax.planning.operations import (
     LAUNCH,
     Numbers,
@@ -45,10 +45,14 @@ STREAMED = (
     "remainder",
 )  # fmt: skip
 """Opcodes of kernels whose time follows from the bytes that they read and write."""
-WRAPPERS = ("fusion", "fusion-start", "async-start")
+WRAPPERS = ("fusion", "fusion-start", "async-start", "call-start")
 """Opcodes of kernels whose work is in a computation of its own."""
 DOT_DIMS = ("lhs_contracting", "lhs_batch")
 VIEWS = ("bitcast", "get-tuple-element", "reshape")
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""Opcodes that write a part of their first operand in place, and the operand that is written there."""
+HOST = "S(5)"
+"""Mark of an array in the memory of the host."""
 SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -82,9 +86,10 @@ def price(line: Instruction, beside: Mapping[str, Instruction], program: Program
     if opcode in FREE or line.opcode.endswith(("-done", "-update")):
         return Price("free", 0.0)
     inside = list(_inside(line, beside, program))
-    for one, _ in inside:
-        if (op := one.opcode.removesuffix("-start")) in OPS:
-            return _collective(one, op, gpu, mesh)
+    sends = [_collective(one, gpu, mesh) for one, _ in inside if one.opcode.removesuffix("-start") in OPS]
+    if sends:
+        axes = tuple(axis for axis in mesh.shape if any(axis in send.axes for send in sends))
+        return Price("collective", sum(s.seconds for s in sends), 0.0, sum(s.bytes for s in sends), axes)
     size = _traffic(line, beside, program)
     stream = memory_seconds(gpu, size) + LAUNCH
     products = [product for one, names in inside for product in _product(one, names)]
@@ -95,8 +100,10 @@ def price(line: Instruction, beside: Mapping[str, Instruction], program: Program
     if target.startswith("__cudnn$fmha"):
         flops = fmha_flops(line, target)
         return Price("attention", max(attention_seconds(gpu, flops), stream), flops, size)
-    known = opcode in STREAMED
-    return Price("memory", stream, 0.0, size, unknown="" if known else target or opcode)
+    unknown = "" if opcode in STREAMED else target or opcode
+    if HOST in line.type:
+        unknown = "copy between GPU and host"
+    return Price("memory", stream, 0.0, size, unknown=unknown)
 
 
 class _Product(NamedTuple):
@@ -143,25 +150,19 @@ def size_of(arrays: Sequence[tuple[Shape, str]]) -> float:
     return sum(prod(shape) * width(dtype) for shape, dtype in arrays)
 
 
-def width(dtype: str) -> float:
-    """Return the bytes of a number with XLA's dtype, such as "bf16", "f8e4m3fn" or "pred"; a token has none."""
-    if dtype in ("token", "opaque"):
-        return 0.0
-    return 1.0 if dtype == "pred" else integers(dtype)[0] / 8
-
-
 def _traffic(line: Instruction, beside: Mapping[str, Instruction], program: Program) -> float:
     """Return the bytes that a kernel reads and writes."""
     if line.opcode in WRAPPERS:
         (called,) = line.calls[:1]
         return _of_computation(program.computations[called])
-    if line.opcode in SLICES:
-        return 2 * size_of(line.arrays)
-    if line.opcode == "dynamic-update-slice":
-        return 2 * size_of(beside[line.operand_names[1]].arrays)
+    opcode = line.opcode.removesuffix("-start")
+    if opcode in SLICES:
+        return 2 * size_of(line.results)
+    if opcode in UPDATES:
+        return 2 * size_of(beside[line.operand_names[UPDATES[opcode]]].arrays)
     read = sum(size_of(beside[name].arrays) for name in line.operand_names if name in beside)
-    written = line.arrays[1:2] if line.opcode == "copy-start" else line.arrays
-    return read + size_of(written)
+    library = "__cublas" in line.attributes or "__cudnn" in line.attributes  # their last result is scratch
+    return read + size_of(line.results[:-1] if library and len(line.results) > 1 else line.results)
 
 
 def _of_computation(lines: Sequence[Instruction]) -> float:
@@ -181,7 +182,7 @@ def _of_computation(lines: Sequence[Instruction]) -> float:
                 total += read(user.name)
             elif user.opcode in SLICES and first:
                 total += size_of(user.arrays)
-            elif not (user.opcode == "dynamic-update-slice" and first):
+            elif not (user.opcode in UPDATES and first):
                 return size_of(names[name].arrays)
         return min(total, size_of(names[name].arrays))
 
@@ -196,24 +197,24 @@ def _of_computation(lines: Sequence[Instruction]) -> float:
             and names[line.operand_names[0]].opcode != "parameter"
         ):
             return written(line.operand_names[0])
-        if line.opcode == "dynamic-update-slice":
-            return size_of(names[line.operand_names[1]].arrays)
+        if line.opcode in UPDATES:
+            return size_of(names[line.operand_names[UPDATES[line.opcode]]].arrays)
         return size_of(line.arrays)
 
     root = next(line.name for line in lines if line.root)
     return sum(read(line.name) for line in lines if line.opcode == "parameter") + written(root)
 
 
-def _collective(line: Instruction, op: str, gpu: Gpu, mesh: AnyMesh) -> Price:
+def _collective(line: Instruction, gpu: Gpu, mesh: AnyMesh) -> Price:
     """Return the price of a collective, from the bytes of its whole tensors and the nodes of its devices."""
+    op = line.opcode.removesuffix("-start")
     what = exchange(line, op, mesh)
     size = sum(prod(shape) * width(dtype) for shape, dtype in what.tensors)
-    members, stride = what.groups.shape[1], int(np.diff(np.sort(what.groups[0])).min())
+    members = what.groups.shape[1]
     if op == "collective-permute":
         nodes = what.groups // gpu.link_domain
         seconds = send_seconds(gpu, size, 2, 1 if (nodes[:, 0] == nodes[:, 1]).all() else gpu.link_domain)
-    elif op == "all-to-all":  # a device keeps one of its pieces, and sends the others
-        seconds = gather_seconds(gpu, size / members, members, stride)
-    else:
+    else:  # of an all-to-all a device sends all pieces but its own: as much as a reduce-scatter of the same array
+        stride = int(np.diff(np.sort(what.groups[0])).min(initial=what.groups.size))
         seconds = gather_seconds(gpu, size, members, stride) * (2 if op == "all-reduce" else 1)
     return Price("collective", seconds, 0.0, size, what.axes)

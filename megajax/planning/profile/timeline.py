@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from megajax.planning.hlo import Instruction, Program, find
+from megajax.planning.hlo import UNKNOWN, Instruction, Program
 from megajax.planning.operations import DISTURBANCE
 from megajax.planning.profile.prices import Price
 
@@ -75,6 +75,10 @@ class _Flight:
     price: Price
     queue: str
     source: str
+    times: float
+    """Number of times that it counts."""
+    share: float
+    """Share of the times that the branches around it are taken, by which all its seconds are multiplied."""
     left: float
     """Seconds of its own work that remain."""
     start: float | None = None
@@ -126,18 +130,20 @@ class _Player:
         self.program, self.price, self.taken, self.unknown = program, price, taken, unknown
         self.timeline = Timeline()
         self.flights: dict[tuple[str, str], _Flight] = {}
-        self.times = 1.0
+        self.times = self.share = 1.0
 
     def run(self, computation: str, source: str) -> None:
         """Play the instructions of a computation in their order."""
-        for line in self.program.computations[computation]:
-            here = line.origin if line.origin.startswith(source) else source
+        for line, here in self.program.with_sources(computation, source):
             if line.opcode == "while":
                 self._loop(line, here)
             elif line.opcode == "conditional":
                 self._branches(line, here)
             elif line.opcode == "call":
                 self.run(line.calls[0], here)
+            elif line.opcode.endswith("-update"):
+                if flight := self.flights.pop((computation, line.operand_names[0]), None):
+                    self.flights[computation, line.name] = flight
             elif line.opcode.endswith("-done"):
                 self._wait(computation, line)
             else:
@@ -150,7 +156,7 @@ class _Player:
         if price.kind == "free":
             return
         queue = _queue(line, price)
-        flight = _Flight(line, price, queue, source, price.seconds)
+        flight = _Flight(line, price, queue, source, self.times, self.share, price.seconds * self.share)
         if line.opcode.endswith("-start"):
             self.flights[computation, line.name] = flight
         elif price.kind == "collective":  # a collective without a start blocks the computing queue
@@ -186,7 +192,7 @@ class _Player:
 
     def _compute(self, price: Price) -> None:
         """Run a kernel on the computing queue, beside all flights."""
-        left = price.seconds
+        left = price.seconds * self.share
         while left > 0:
             heads = self._heads()
             rate = self._rate_of_kernel(heads, price)
@@ -229,18 +235,16 @@ class _Player:
         return max(SLOWEST, shared * (1 - DISTURBANCE * sends))
 
     def _loop(self, line: Instruction, source: str) -> None:
-        trips = find(r'"known_trip_count":\{"n":"(\d+)"', line.attributes)
-        if not trips and self.unknown is None:
+        if line.trips == UNKNOWN and self.unknown is None:
             self.timeline.uncounted[f"turns of loop {line.name}"] += 1
-        left = int(trips) if trips else self.unknown or 1
-        (body,) = (name for name in line.calls if f"body=%{name}" in line.attributes)
+        left, source = line.trips or self.unknown or 1, f"{source}/body"
         while left and any(flight.left > 0 for flight in self.flights.values()):
-            self.run(body, source)
+            self.run(line.body, source)
             left -= 1
         if left:
             start = self.timeline.seconds
-            with self._counted(left):
-                self.run(body, source)
+            with self._counted(times=left):
+                self.run(line.body, source)
             turn = self.timeline.seconds - start
             self.timeline.seconds += turn * (left - 1)
             if left > 1:
@@ -253,37 +257,35 @@ class _Player:
         dearest = max(branches, key=lambda name: prices[name])
         share = float(self.taken(source))
         for name in branches:
-            part = share if name == dearest else (1 - share) / (len(branches) - 1)
+            part = share if name == dearest else (1 - share) / max(1, len(branches) - 1)
             if part:
-                start = self.timeline.seconds
-                with self._counted(part):
+                with self._counted(share=part):
                     self.run(name, source)
-                self.timeline.seconds = start + part * (self.timeline.seconds - start)
 
     def _dearness(self, computation: str) -> float:
-        lines = self.program.computations[computation]
-        return sum(
-            sum(map(self._dearness, line.calls))
-            if line.opcode in ("while", "conditional", "call")
-            else self.price(line, computation).seconds
-            for line in lines
-        )
+        """Return the seconds of a computation in which nothing runs beside anything else."""
+        seconds = 0.0
+        for line in self.program.computations[computation]:
+            if line.opcode in ("while", "conditional", "call"):
+                seconds += (line.trips or 1) * sum(map(self._dearness, line.calls))
+            else:
+                seconds += self.price(line, computation).seconds
+        return seconds
 
     @contextmanager
-    def _counted(self, times: float) -> Iterator[None]:
-        before, self.times = self.times, self.times * times
+    def _counted(self, times: float = 1, share: float = 1) -> Iterator[None]:
+        before = self.times, self.share
+        self.times, self.share = self.times * times, self.share * share
         yield
-        self.times = before
+        self.times, self.share = before
 
     def _record(self, flight: _Flight, start: float | None = None, seconds: float = 0.0) -> None:
         if start is None:
             start = flight.start or 0.0
             seconds = flight.end - start
-        self.timeline.spans.append(
-            Span(
-                flight.instruction, flight.price, flight.queue, start, seconds, flight.waited, self.times, flight.source
-            )
-        )
+        what, share = (flight.instruction, flight.price, flight.queue), flight.share
+        times = flight.times * share
+        self.timeline.spans.append(Span(*what, start, seconds / share, flight.waited / share, times, flight.source))
 
 
 def _queue(line: Instruction, price: Price) -> str:

@@ -50,10 +50,10 @@ def trace_events(profile: Profile) -> list[dict[str, Any]]:
     for loop in profile.timeline.loops:
         name = f"{loop.times} more turns of {loop.name}"
         events.append(_slice(name, 0, loop.start, loop.turn * loop.times, {"one turn, ms": 1e3 * loop.turn}))
-    ends = {span.instruction.name: span.start for span in profile.timeline.spans}
+    starts = {span.instruction.name: span.start for span in profile.timeline.spans}
     for line, held in profile.memory.moments():
-        if line.name in ends:
-            time = ends[line.name] / MICROSECOND
+        if line.name in starts:
+            time = starts[line.name] / MICROSECOND
             events.append({"ph": "C", "name": "temporary bytes", "pid": 0, "ts": time, "args": {"bytes": held}})
     return events
 

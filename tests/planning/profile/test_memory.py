@@ -1,5 +1,7 @@
 """Memory of programs written by hand: 1 MiB an array, unless its name says more."""
 
+import pytest
+
 from megajax.planning.hlo import Program
 from megajax.planning.profile.memory import Memory
 
@@ -99,13 +101,56 @@ def test_a_fusion_that_updates_a_slice_writes_into_its_operand():
     assert held(found) == (3, ["piece", "stack"])
 
 
-def test_a_sum_over_devices_takes_over_the_memory_of_what_is_summed():
+@pytest.mark.parametrize(
+    ("type_", "start", "done"),
+    [
+        (ONE, "all-reduce", "bitcast"),
+        (ONE, "all-reduce-start", "all-reduce-done"),  # as older versions of XLA write it
+        (f"(({ONE}), {ONE})", "all-reduce-start", "all-reduce-done"),
+    ],
+)
+def test_a_sum_over_devices_takes_over_the_memory_of_what_is_summed(type_, start, done):
     """Unless that is needed later."""
-    lines = """
-        %p = TYPE parameter(0)
-        %part = TYPE add(%p, %p)
-        %sum = TYPE all-reduce(%part), to_apply=%add
-        ROOT %result = TYPE add(%sum, LAST)
-    """.replace("TYPE", ONE)
+    lines = f"""
+        %p = {ONE} parameter(0)
+        %part = {ONE} add(%p, %p)
+        %start = {type_} {start}(%part), to_apply=%add
+        %sum = {ONE} {done}(%start)
+        ROOT %result = {ONE} add(%sum, LAST)
+    """
     assert held(memory(lines.replace("LAST", "%sum")))[0] == 1
-    assert held(memory(lines.replace("LAST", "%part"))) == (2, ["part", "sum"])
+    assert held(memory(lines.replace("LAST", "%part"))) == (2, ["part", "start"])
+
+
+def test_what_is_sent_is_read_until_it_has_arrived():
+    """While the kernel runs, the piece and the whole are held."""
+    found = memory(f"""
+        %p = {ONE} parameter(0)
+        %piece = {ONE} add(%p, %p)
+        %start = (({ONE}), {TWO}) all-gather-start(%piece), dimensions={{0}}
+        %kernel = {ONE} add(%p, %p)
+        %whole = {TWO} all-gather-done(%start)
+        %both = {TWO} concatenate(%kernel, %kernel)
+        ROOT %result = {TWO} add(%whole, %both)
+    """)
+    assert [size / MIB for _, size in found.moments()] == [0, 1, 3, 4, 4, 5, 4]
+
+
+def test_each_result_of_a_kernel_lives_until_its_own_last_use():
+    """The second of two results is dropped while the first, which is the program's, stays."""
+    found = memory(
+        f"""
+        %p = {ONE} parameter(0)
+        %two = ({ONE}, {TWO}) fusion(%p), kind=kInput, calls=%nothing
+        %first = {ONE} get-tuple-element(%two), index=0
+        %second = {TWO} get-tuple-element(%two), index=1
+        %sum = f32[] reduce(%second, %p)
+        ROOT %result = {ONE} bitcast(%first)
+    """,
+        """
+%nothing (p: f32[1]) -> f32[1] {
+  ROOT %p = f32[1] parameter(0)
+}
+""",
+    )
+    assert [round(size / MIB) for _, size in found.moments()] == [0, 2, 2, 2, 2, 0]

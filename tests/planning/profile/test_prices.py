@@ -112,6 +112,9 @@ def test_a_kernel_reads_and_writes_slices_alone():
     [
         ("all-gather", "[2,8]<=[16]", ("tensor",), 15e-6 + 2**20 * 7 / 8 / (450e9 * 0.82)),
         ("all-reduce", "[2,8]<=[16]", ("tensor",), 2 * (15e-6 + 2**20 * 7 / 8 / (450e9 * 0.82))),
+        # Of eight pieces a device sends seven, as in a reduce-scatter of the same array.
+        ("all-to-all", "[2,8]<=[16]", ("tensor",), 15e-6 + 2**20 * 7 / 8 / (450e9 * 0.82)),
+        ("all-gather", "[16,1]<=[16]", (), 0.0),
         # One card for each pair of nodes' members; two nodes meet in one more step.
         ("all-gather", "[8,2]<=[2,8]T(1,0)", ("data",), 2 * 15e-6 + 2**20 / 2 / (50e9 * 0.85)),
     ],
@@ -132,6 +135,44 @@ def test_sends_to_neighbours_use_the_network_only_between_nodes():
     )
     assert inside.seconds == pytest.approx(15e-6 + 2**20 / (450e9 * 0.82))
     assert between.seconds == pytest.approx(15e-6 + 2**20 / (50e9 * 0.85))
+
+
+def test_collectives_in_one_kernel_are_all_paid_for():
+    both = """
+%both (a: f32[262144]) -> (f32[262144], f32[262144]) {
+  %a = f32[262144] parameter(0)
+  %x = f32[262144] all-reduce(%a), replica_groups=[2,8]<=[16], to_apply=%add
+  %y = f32[262144] all-reduce(%a), replica_groups=[2,8]<=[16], to_apply=%add
+  ROOT %t = (f32[262144], f32[262144]) tuple(%x, %y)
+}
+"""
+    line = "%s = ((f32[262144]), (f32[262144], f32[262144])) async-start(%p), calls=%both"
+    found = priced(line, both, parameters="f32[262144]")
+    assert found.seconds == pytest.approx(4 * (15e-6 + 2**20 * 7 / 8 / (450e9 * 0.82)))
+    assert found.bytes == 2 * 2**20
+
+
+def test_a_scatter_writes_its_updates_alone():
+    """16 rows of 4 KiB into a table, read, added and written; their 16 numbers are read."""
+    fused = """
+%fused (a: f32[48,1024], n: s32[16], b: f32[16,1024]) -> f32[48,1024] {
+  %a = f32[48,1024] parameter(0)
+  %n = s32[16] parameter(1)
+  %b = f32[16,1024] parameter(2)
+  ROOT %new = f32[48,1024] scatter(%a, %n, %b), to_apply=%add
+}
+"""
+    found = priced("%f = f32[48,1024] fusion(%p, %q, %i), kind=kInput, calls=%fused", fused)
+    assert found.bytes == 2 * 16 * 4096 + 16 * 4
+
+
+def test_a_start_of_a_slice_is_the_slice():
+    line = "%s = ((f32[48,1024], s32[], s32[]), f32[1,1024], u32[]) dynamic-slice-start(%p, %i, %i)"
+    assert priced(line, parameters="f32[48,1024]").bytes == 2 * 4096
+
+
+def test_copies_to_the_host_are_named():
+    assert priced("%c = bf16[4096,4096]{1,0:S(5)} copy(%p)").unknown == "copy between GPU and host"
 
 
 def test_what_is_not_known_is_named_and_never_free():

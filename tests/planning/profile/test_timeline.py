@@ -63,18 +63,23 @@ def test_a_long_kernel_hides_a_collective_and_loses_a_quarter_of_its_speed_besid
 
 
 def test_a_short_kernel_hides_part_of_a_collective():
-    """The kernel of 1.5 s takes 2 s beside it; 2 of its 4 s are waited for."""
-    played = timeline(
-        """
-        %g_4.1 = (f32[8], f32[8]) all-gather-start(%p)
-        %kernel_1.5 = f32[8] copy(%p)
-        ROOT %g_4.3 = f32[8] all-gather-done(%g_4.1)
-    """.replace("kernel_1.5", "kernel_1.2")
-    )
-    (start, seconds, waited) = times(played)["g_4.1"]
-    assert (start, seconds) == (0, 4)
-    assert waited == pytest.approx(4 - 1 / 0.75)
-    assert played.seconds == pytest.approx(4)
+    """The kernel of 3 s takes 4 s beside it; 4 of its 8 s are waited for."""
+    played = timeline("""
+        %g_8.1 = (f32[8], f32[8]) all-gather-start(%p)
+        %kernel_3.2 = f32[8] copy(%p)
+        ROOT %g_8.3 = f32[8] all-gather-done(%g_8.1)
+    """)
+    assert times(played) == {"g_8.1": (0, 8, 4), "kernel_3.2": (0, 4, 0)}
+    assert played.seconds == 8
+
+
+def test_an_update_between_start_and_done_changes_nothing():
+    played = timeline("""
+        %g_4.1 = (f32[8], f32[8]) async-start(%p), calls=%all
+        %g_4.2 = (f32[8], f32[8]) async-update(%g_4.1)
+        ROOT %g_4.3 = f32[8] async-done(%g_4.2)
+    """)
+    assert (played.seconds, times(played)["g_4.1"]) == (4, (0, 4, 4))
 
 
 def test_collectives_wait_for_each_other_and_sends_to_neighbours_do_not():
@@ -152,9 +157,7 @@ def test_a_loop_whose_turns_depend_on_data_is_named_unless_they_are_given():
     assert (given.seconds, dict(given.uncounted)) == (12, {})
 
 
-def test_a_branch_counts_by_the_share_of_the_times_that_it_is_taken():
-    """The dear branch is taken once in four times: 8 / 4 + 1 * 3 / 4 s."""
-    branches = """
+BRANCHES = """
 %dear (c: f32[8]) -> f32[8] {
   %c = f32[8] parameter(0)
   ROOT %kernel_8.1 = f32[8] copy(%c)
@@ -165,7 +168,43 @@ def test_a_branch_counts_by_the_share_of_the_times_that_it_is_taken():
   ROOT %kernel_1.1 = f32[8] copy(%d)
 }
 """
-    line = "ROOT %choice = f32[8] conditional(%p, %p, %p), true_computation=%cheap, false_computation=%dear"
-    played = timeline(line, branches, share=Fraction(1, 4))
+CHOICE = "%choice = f32[8] conditional(%p, %p, %p), true_computation=%cheap, false_computation=%dear"
+
+
+def test_a_branch_counts_by_the_share_of_the_times_that_it_is_taken():
+    """The dear branch is taken once in four times: 8 / 4 + 1 * 3 / 4 s."""
+    played = timeline(f"ROOT {CHOICE}", BRANCHES, share=Fraction(1, 4))
     assert played.seconds == 2.75
-    assert {span.instruction.name: span.times for span in played.spans} == {"kernel_8.1": 0.25, "kernel_1.1": 0.75}
+    assert {span.instruction.name: (span.times, span.seconds) for span in played.spans} == {
+        "kernel_8.1": (0.25, 8),
+        "kernel_1.1": (0.75, 1),
+    }
+
+
+def test_a_flight_over_a_branch_goes_on_for_the_time_that_the_branch_takes():
+    """6 s beside 2.75 s of products, which take a third longer beside it; the rest is waited for."""
+    played = timeline(
+        f"""
+        %g_6.1 = (f32[8], f32[8]) all-gather-start(%p)
+        {CHOICE}
+        ROOT %g_6.3 = f32[8] all-gather-done(%g_6.1)
+        """,
+        BRANCHES,
+        share=Fraction(1, 4),
+    )
+    assert played.seconds == pytest.approx(6)
+    assert times(played)["g_6.1"] == pytest.approx((0, 6, 6 - 2.75 / 0.75))
+
+
+def test_the_dearest_branch_is_found_with_the_turns_of_its_loops():
+    """50 turns of 1 s are dearer than 8 s."""
+    looping = f"""
+%looping (d: f32[8]) -> f32[8] {{
+  %p = f32[8] parameter(0)
+  ROOT %loop = f32[8] {WHILE}{TRIPS.replace("5", "50").replace("%c", "%p")}
+}}
+"""
+    choice = CHOICE.replace("%cheap", "%looping")
+    played = timeline(f"ROOT {choice}", BRANCHES, LOOP, looping, share=Fraction(1, 2))
+    assert played.seconds == 8 / 2 + 50 * 3 / 2
+    assert timeline(f"ROOT {choice}", BRANCHES, LOOP, looping).seconds == 150
