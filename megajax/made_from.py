@@ -37,7 +37,7 @@ _LARGE = 1 << 32
 
 @dataclass(frozen=True)
 class MadeFrom:
-    """Describe the sources and options from which something is derived."""
+    """The sources and options from which something is derived."""
 
     sources: Sequence[str | Path]
     """Paths of the source files, in their order."""

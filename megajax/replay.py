@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
 
 @dataclass
 class Pass:
-    """Hold the results of taking the steps once."""
+    """The results of taking the steps once."""
 
     metrics: dict[int, Metrics] = field(default_factory=dict)
     """Metrics of every step, by its number."""

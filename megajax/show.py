@@ -38,7 +38,7 @@ from megajax.training.state import TrainState, init_state, optimizer_for
 
 
 class ShardedParameter(NamedTuple):
-    """Describe a parameter and the part of it that a device holds."""
+    """A parameter and the part of it that a device holds."""
 
     name: str
     shape: tuple[int, ...]

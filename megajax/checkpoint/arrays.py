@@ -79,7 +79,7 @@ def read_into(path: epath.Path, offset: int, target: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """Describe an array in files; a scalar is one of shape [1]."""
+    """An array in files; a scalar is one of shape [1]."""
 
     path: epath.Path
     shape: tuple[int, ...]
@@ -129,7 +129,7 @@ class StoredArray:
 
 @dataclass(frozen=True)
 class Block:
-    """Describe a few rows of one file that are to be read."""
+    """A few rows of one file that are to be read."""
 
     path: epath.Path
     whole: Index

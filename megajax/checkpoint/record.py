@@ -98,7 +98,7 @@ class RecordHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(RecordHandler, for_save=True)
 @dataclass
 class RecordSave(ocp.args.CheckpointArgs):
-    """Hold the record that `RecordHandler` is to write."""
+    """The record that `RecordHandler` is to write."""
 
     record: dict[str, Any]
     """Record with the kind of every array (see `described`)."""

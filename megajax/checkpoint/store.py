@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Restored(NamedTuple):
-    """Hold a train state and the record saved beside it."""
+    """A train state and the record saved beside it."""
 
     state: Any
     record: dict[str, Any]

@@ -29,7 +29,7 @@ _ECHO_SECONDS = 1
 
 
 class Channel:
-    """Connect one process to the hub; only `fail`, and a failure elsewhere, end the process."""
+    """Connection of one process to the hub; only `fail`, and a failure elsewhere, end the process."""
 
     def __init__(self, launch: Launch, config: ClusterConfig) -> None:
         """Connect to the hub, which process 0 starts here.

@@ -49,7 +49,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Source:
-    """Name a launcher and the variables in which it tells each value (the first that is set counts)."""
+    """A launcher and the variables in which it tells each value (the first that is set counts)."""
 
     name: str
     processes: str

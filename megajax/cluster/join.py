@@ -34,7 +34,7 @@ _joined: tuple[Launch, Channel] | None = None
 
 @dataclass(frozen=True)
 class Cluster:
-    """Describe the processes of a run, as seen by one of them."""
+    """The processes of a run, as seen by one of them."""
 
     launch: Launch
     hosts: tuple[str, ...]

@@ -16,7 +16,7 @@ from megajax.config.train import HealthConfig, LossScaleConfig, OptimConfig, Tra
 
 @component
 class ClusterConfig:
-    """Say how the processes of a run find each other, and when a process counts as lost."""
+    """The way in which the processes of a run find each other, and the time after which one counts as lost."""
 
     coordinator: str | None = None
     """HOST:PORT of process 0; unset = what the launcher's environment says (SLURM, Open MPI, Kubernetes, torchrun)."""

@@ -43,7 +43,7 @@ StartOf = Callable[[str, str], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Loaded:
-    """Hold a configuration and the origin of its values."""
+    """A configuration and the origin of its values."""
 
     config: Config
     origins: Mapping[str, str]
@@ -52,7 +52,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class _Layer:
-    """Hold the values that one source gives, by dotted key."""
+    """The values that one source gives, by dotted key."""
 
     origin: str
     values: dict[str, Any]

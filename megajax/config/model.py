@@ -26,7 +26,7 @@ MIXTURE = Needs("model.experts")
 
 @component
 class ModelConfig:
-    """Describe the architecture: GPT-2 by default, and by switches LLaMA, BLOOM, Mixtral, ... (`configs/models/`)."""
+    """The architecture: GPT-2 by default, and by switches LLaMA, BLOOM, Mixtral, ... (`configs/models/`)."""
 
     family: Literal["gpt", "bert", "t5"] = "gpt"
     """Kind of transformer: a decoder (gpt), an encoder (bert: BERT, RoBERTa), or both (t5)."""
@@ -115,7 +115,7 @@ class ModelConfig:
     """Non-linearity of the MLP: GELU in its tanh form (gelu) or exact (gelu_exact), ReLU, its square (2109.08668), or a
     unit with two input matrices that is gated by SiLU (swiglu) or tanh GELU (geglu)."""
     bias: Annotated[bool, Elsewhere("disable_bias_linear=false add_bias_linear")] = True
-    """Give every linear layer a bias."""
+    """Whether every linear layer has a bias."""
     qkv_bias: Annotated[bool | None, Elsewhere("add_qkv_bias=true")] = None
     """Give the query/key/value projection a bias; unset = as bias says."""
     qk_norm: Annotated[bool, Elsewhere("qk_layernorm=true")] = False

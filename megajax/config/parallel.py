@@ -28,7 +28,7 @@ def fit_vocabulary(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:
 
 @component
 class ParallelConfig:
-    """Say how many devices each mesh axis takes, slowest axis first: pipe, data, fsdp, expert, context, tensor."""
+    """Number of devices along each mesh axis, slowest axis first: pipe, data, fsdp, expert, context, tensor."""
 
     pipe: Annotated[PositiveInt, Elsewhere("pipeline_model_parallel_size pp")] = 1
     """Number of pipeline stages."""

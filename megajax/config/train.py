@@ -26,7 +26,7 @@ DYNAMIC = Needs("loss_scale.constant", (None,))
 
 @component
 class TrainConfig:
-    """Say how long to train, with how many samples at a time, and in which precision."""
+    """Length of the training, samples of a step, and precision."""
 
     steps: Annotated[PositiveInt | None, Elsewhere("train_iters max_steps")] = None
     """Length of the run in optimizer steps."""
@@ -84,7 +84,7 @@ class TrainConfig:
 
 @component
 class OptimConfig:
-    """Describe the update rule and its schedule. Counts are in steps, or in samples where the name says so."""
+    """The update rule and its schedule. Counts are in steps, or in samples where the name says so."""
 
     name: Annotated[Literal["adamw", "sgd", "lion", "muon"], Elsewhere("optimizer")] = "adamw"
     """Update rule; muon applies to the matrices of the blocks, and adamw to everything else then."""

@@ -37,7 +37,7 @@ _OURS = re.compile(r"lock|\.?[0-9a-f]{24}(-\d+)?\.(bin|idx|ids\.json|json)(\.[0-
 
 @dataclass(frozen=True)
 class Report:
-    """Hold the counts of a tokenized corpus."""
+    """The counts of a tokenized corpus."""
 
     prefix: str
     """Prefix of the token files that were written, for `data.path`."""

@@ -46,7 +46,7 @@ _ARCHIVES = {
 
 
 class Part(NamedTuple):
-    """Name a part of a file: the lines after any line end among its bytes. A file that cannot be cut is one part."""
+    """A part of a file: the lines after any line end among its bytes. A file that cannot be cut is one part."""
 
     path: Path
     start: int
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Hold one record of a part, not parsed yet."""
+    """One record of a part, not parsed yet."""
 
     part: Part
     number: int
@@ -66,7 +66,7 @@ class Record(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Return the place of the record for messages, which reads the file before its part."""
+        """Return the place of the record, for messages; this reads the file up to its part."""
         if not self.number:
             return str(self.part.path)
         left = self.part.start

@@ -54,7 +54,7 @@ class Options:
 
 @dataclass
 class Counts:
-    """Count the documents and tokens of the texts under one key."""
+    """The documents and tokens of the texts under one key."""
 
     documents: int = 0
     empty: int = 0
@@ -67,7 +67,7 @@ class Counts:
 
 
 class Shard(NamedTuple):
-    """Name a part of the input, and the files that are made of it."""
+    """A part of the input, and the files that are made of it."""
 
     name: str
     parts: tuple[Part, ...]
@@ -80,7 +80,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """Hold what all shards of a corpus have in common."""
+    """The facts that all shards of a corpus share."""
 
     directory: Path
     tokenizer: TokenizerConfig

@@ -120,7 +120,7 @@ class Device:
 
 
 class Load(NamedTuple):
-    """Describe the work of each expert of a mixture for a microbatch, in every layer."""
+    """The work of each expert of a mixture for a microbatch, in every layer."""
 
     tokens: float
     """Number of assignments of an expert, T k / E."""

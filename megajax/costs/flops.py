@@ -27,7 +27,7 @@ Remat = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class Flops:
-    """Count the FLOPs of the forward pass by part (all layers together)."""
+    """The FLOPs of the forward pass by part (all layers together)."""
 
     projections: int
     """FLOPs of query, key, value and output projections."""
@@ -110,7 +110,7 @@ def _keys_seen(model: ModelConfig, stack: Stack, attention: AttentionConvention)
 
 @dataclass(frozen=True)
 class Budget:
-    """Describe the time that training on a number of tokens takes."""
+    """The time that training on a number of tokens takes."""
 
     days: float
     gpu_hours: float

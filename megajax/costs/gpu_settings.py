@@ -33,7 +33,7 @@ BLACKWELL = tuple(dict.fromkeys(gpu.type for gpu in GPUS if gpu.capability == 10
 
 
 class Setting(NamedTuple):
-    """Hold a setting of XLA, JAX or NCCL, its GPUs and its reason, as one row of the table."""
+    """A setting of XLA, JAX or NCCL, its GPUs and its reason, as one row of the table."""
 
     kind: Literal["xla", "env"]
     """Place of the setting: a flag inside XLA_FLAGS, or a variable of its own."""

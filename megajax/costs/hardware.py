@@ -28,7 +28,7 @@ OTHER_NAMES = {MEMORY: "XLA_CLIENT_MEM_FRACTION"}
 
 @dataclass(frozen=True)
 class Speed:
-    """Hold the shares of a GPU's peaks that large operations reach in training, one constant per class of operations.
+    """The shares of a GPU's peaks that large operations reach in training, one constant per class of operations.
 
     The share of matrix products is the rate of the best tuned product (A100 271, H100 795, B200 1,745, GB200 1,822
     TFLOP/s in 16 bits; H100 1,403 and B200 3,433 in fp8; Bekman, ML Engineering), times the part of it that remains
@@ -60,7 +60,7 @@ GRACE_BLACKWELL = replace(BLACKWELL, matmul=0.60, matmul_fp8=0.60)
 
 @dataclass(frozen=True)
 class Chip:
-    """Hold the facts about a GPU that only XLA's compiler needs, as the CUDA driver reports them; sizes in bytes."""
+    """The facts about a GPU that only XLA's compiler needs, as the CUDA driver reports them; sizes in bytes."""
 
     device_kind: str
     """Value of `jax.Device.device_kind` on this GPU."""
@@ -74,11 +74,11 @@ class Chip:
 
 @dataclass(frozen=True)
 class Gpu:
-    """Describe a GPU by its peaks, memory and network; rates are per second and device, in one direction."""
+    """GPU with its peaks, memory and network; rates are per second and device, in one direction."""
 
     name: str
     kind: str
-    """Regular expression that is searched in `jax.Device.device_kind`."""
+    """Regular expression that is searched for in `jax.Device.device_kind`."""
     capability: int
     """CUDA compute capability, major version: 8 is Ampere, 9 Hopper, 10 Blackwell."""
     half_tflops: float
@@ -171,7 +171,7 @@ def gpu_named(name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class Peak:
-    """Hold the peak of one device and the source of the number."""
+    """The peak of one device and the source of the number."""
 
     flops: float | None
     """Peak in FLOP/s, or None if unknown."""

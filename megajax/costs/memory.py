@@ -37,7 +37,7 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Hold the bytes of one device of a pipeline stage, at the moment when most is held; the fields add up."""
+    """The bytes of one device of a pipeline stage, at the moment when most is held; the fields add up."""
 
     weights: float
     """Master weights, fp32."""

@@ -25,7 +25,7 @@ MOMENTS = {"adamw": 2, "muon": 2, "lion": 1, "sgd": 1}
 
 
 class Leaf(NamedTuple):
-    """Describe a parameter of a model, without its values."""
+    """A parameter of a model, without its values."""
 
     name: str
     axes: tuple[str, ...]
@@ -40,7 +40,7 @@ class Leaf(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Count the numbers that one device holds, by purpose."""
+    """The numbers that one device holds, by purpose."""
 
     at_rest: float
     """Weights that are held between steps."""
@@ -74,7 +74,7 @@ def parameter_count(model: ModelConfig, *, padded: bool = False) -> int:
 
 
 class LayerWeights(NamedTuple):
-    """Count the weights of one layer by the mesh axes that cut them."""
+    """The weights of one layer by the mesh axes that cut them."""
 
     attention: float
     """Weights of attention and norms, cut over `tensor` unless heads are whole.

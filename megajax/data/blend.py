@@ -22,7 +22,7 @@ _BLOCK = 1 << 20
 
 
 class Source(NamedTuple):
-    """Name one entry of a data path."""
+    """One entry of a data path."""
 
     prefix: str
     weight: float | None

@@ -24,7 +24,7 @@ from megajax.data.vocabulary import VocabularyScan
 
 @dataclass(frozen=True)
 class Reading:
-    """Record one source and the number of its samples that have been read."""
+    """One source and the number of its samples that have been read."""
 
     prefix: str
     identity: str
@@ -41,7 +41,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Mix:
-    """Name the sources that a run reads from sample `start` on."""
+    """The sources that a run reads from sample `start` on."""
 
     start: int
     sources: tuple[Reading, ...]

@@ -25,7 +25,7 @@ class Dataset(Protocol):
 
 
 class Order(Dataset, Protocol):
-    """Hold the samples of one source in one order."""
+    """The samples of one source in one order."""
 
     epochs: int
     """Number of passes over the source's documents that the samples take."""

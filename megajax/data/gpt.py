@@ -25,7 +25,7 @@ _BLOCK = 1 << 16
 
 
 class SampleOrder(NamedTuple):
-    """Hold the three arrays that map a sample number to tokens."""
+    """The three arrays that map a sample number to tokens."""
 
     document_index: np.ndarray
     """Sequence numbers in the order in which sequences are joined, int32 [E * sequences]."""

@@ -110,7 +110,7 @@ def named_pairs(folder: Path) -> str:
 
 
 class Index(NamedTuple):
-    """Hold the contents of a .idx file, with the arrays of `IndexedDataset`."""
+    """The contents of a .idx file, with the arrays of `IndexedDataset`."""
 
     dtype: np.dtype
     lengths: np.ndarray

@@ -20,7 +20,7 @@ from megajax.data.tokenizers import Tokenizer
 
 
 class Recipe(NamedTuple):
-    """Hold the settings by which samples are made of documents."""
+    """The settings by which samples are made of documents."""
 
     config: DataConfig
     tokenizer: Tokenizer
@@ -32,7 +32,7 @@ class Recipe(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Hold all that is special about one kind of samples."""
+    """All that is special about one kind of samples."""
 
     dataset: Callable[[Selection[Any], Recipe], Order]
     """Class or function that makes the samples of some documents."""

@@ -36,7 +36,7 @@ SPLITS = ("train", "valid", "test")
 
 
 class Part(NamedTuple):
-    """Name the documents of one source that belong to one split."""
+    """The documents of one source that belong to one split."""
 
     source: Source
     documents: IndexedDataset | MockDocuments

@@ -102,7 +102,7 @@ class T5Dataset:
         return [*text, *tokens[rest:].tolist(), *self._suffix], missing
 
     def _spans(self, tokens: np.ndarray, target: int, sample: int) -> Iterator[list[int]]:
-        """Iterate over spans as long as the decoder has room and there are sentinels (without room Megatron fails)."""
+        """Draw spans as long as the decoder has room and there are sentinels (without room Megatron fails)."""
         rng = np.random.RandomState((self._seed + sample) % 2**32)
         budget = masking_budget(self._config.mask_prob, len(tokens), target)
         words = whole_words(tokens, self._continuations, special=())

@@ -26,7 +26,7 @@ _AT_START, _WITH_A_BATCH = 1 << 29, 1 << 24
 
 
 class TokenFile(Protocol):
-    """Describe the parts of an open pair of token files that are used here (see `data.indexed.IndexedDataset`)."""
+    """The parts of an open pair of token files that are used here (see `data.indexed.IndexedDataset`)."""
 
     bin_path: Path
     total: int
@@ -40,7 +40,7 @@ class TokenFile(Protocol):
 
 
 class Found(NamedTuple):
-    """Hold an id, and the number of the token in the file at which it occurs first."""
+    """An id, and the number of the token in the file at which it occurs first."""
 
     token: int
     place: int

@@ -33,7 +33,7 @@ ONE_DEVICE = Layout()
 
 
 class Cache(NamedTuple):
-    """Hold the keys and values of a layer so far, [B, C, K, H] each: rows cut over replicas, heads over `tensor`."""
+    """The keys and values of a layer so far, [B, C, K, H] each: rows cut over replicas, heads over `tensor`."""
 
     keys: jax.Array
     values: jax.Array
@@ -44,7 +44,7 @@ Caches = tuple[Units, ...]
 
 
 class Generation(NamedTuple):
-    """Hold the state of a generation: prompts and new tokens; numbers after a row's end are not meaningful."""
+    """The state of a generation: prompts and new tokens; numbers after a row's end are not meaningful."""
 
     tokens: jax.Array
     """New tokens [B, new], int32."""

@@ -20,7 +20,7 @@ from megajax.models.t5 import T5, CrossAttention, DecoderBlock
 
 
 class Memory(NamedTuple):
-    """Hold the encoded prompts in the form that the decoder's layers attend to."""
+    """The encoded prompts in the form that the decoder's layers attend to."""
 
     keys_values: jax.Array
     """Keys and values [L, B, S, N, 2, H], heads cut over `tensor`."""

@@ -73,7 +73,7 @@ class Options:
 
 
 class Continuation(NamedTuple):
-    """Hold the continuation of one prompt by a model."""
+    """The continuation of one prompt by a model."""
 
     prompt: str
     text: str

@@ -17,7 +17,7 @@ from megajax.models.t5 import T5
 
 
 class TokenScores(NamedTuple):
-    """Hold the scores that a model gives to the tokens that really come next."""
+    """The scores that a model gives to the tokens that really come next."""
 
     log_probabilities: jax.Array
     """Log-probabilities [B, S], fp32, in nats."""

@@ -43,7 +43,7 @@ CHOICES = ("parallel.", "train.precision", "data.seq_length")
 
 
 class Prompt(NamedTuple):
-    """Hold a prompt that is given by its token ids, besides its text."""
+    """A prompt that is given by its token ids, besides its text."""
 
     text: str
     """Text of the prompt, for people."""
@@ -52,7 +52,7 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Hold a model with its layout, its tokenizer and the configuration of its training."""
+    """A model with its layout, its tokenizer and the configuration of its training."""
 
     model: Any
     """Weights, a `Model`, in the precision that the run was trained in."""

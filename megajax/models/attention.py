@@ -22,7 +22,7 @@ from megajax.models.positions import rotate
 
 
 class Attention(nnx.Module):
-    """Compute self-attention, with its projections."""
+    """Self-attention, with its projections."""
 
     def __init__(self, key: jax.Array, config: ModelConfig, *, causal: bool = True) -> None:
         """Draw the weights of one layer."""

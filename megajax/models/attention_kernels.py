@@ -26,7 +26,7 @@ Drop = Callable[[jax.Array], jax.Array]
 
 
 class Pattern(NamedTuple):
-    """Describe which keys a query sees, and how scores are scaled, shifted and capped."""
+    """Rule that says which keys a query sees, and how their scores are scaled, shifted and capped."""
 
     causal: bool = True
     """Whether a query sees no key after it."""

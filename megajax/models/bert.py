@@ -28,7 +28,7 @@ PAIR_CLASSES = 2
 
 
 class Bert(Model):
-    """Compute an encoder-only model: embedding, blocks, masked-LM head and, for pairs, pooler and order head."""
+    """Encoder-only model: embedding, blocks, masked-LM head and, for pairs, pooler and order head."""
 
     causal = False
     head_transform = True

@@ -45,7 +45,7 @@ def keep_all(layer: Callable[..., Any], *, in_loop: bool = True) -> Callable[...
 
 
 class Block(nnx.Module):
-    """Compute a transformer block: x + attention(norm(x)), then the same with the MLP.
+    """Transformer block: x + attention(norm(x)), then the same with the MLP.
 
     With norms after the sums it is norm(x + attention(x)), and with norms of the branches x + norm(attention(norm(x))).
     """
@@ -108,7 +108,7 @@ def stack_layers(key: jax.Array, count: int, layer: Callable[[jax.Array], M]) ->
 
 
 class Units(NamedTuple):
-    """Hold the stacked arrays of n layers, divided for a scan over a pattern of p kinds of layers."""
+    """The stacked arrays of n layers, divided for a scan over a pattern of p kinds of layers."""
 
     whole: Any
     """Arrays [n / p, p, ...] of all whole patterns; [n, ...] if there is one kind."""

@@ -12,7 +12,7 @@ from megajax.models.positions import Angles
 
 
 class Kind(NamedTuple):
-    """Hold the attention window and the rotary angles for the layers of one kind."""
+    """The attention window and the rotary angles for the layers of one kind."""
 
     window: int | None = None
     """Window of the attention (see `Pattern`)."""
@@ -21,7 +21,7 @@ class Kind(NamedTuple):
 
 
 class Context(NamedTuple):
-    """Hold the state of a forward pass besides the hidden states.
+    """The state of a forward pass besides the hidden states.
 
     It is passed down unchanged, except that every layer gets its own dropout keys, and only its own kind.
     """

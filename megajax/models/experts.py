@@ -32,7 +32,7 @@ TILE = 128
 
 
 class Weights(NamedTuple):
-    """Hold the weights of the mixture of one layer."""
+    """The weights of the mixture of one layer."""
 
     router: Any
     """Router matrix [D, E]."""
@@ -51,7 +51,7 @@ AXES = Weights(
 
 
 class Routing(NamedTuple):
-    """Hold the router's output for every token."""
+    """The router's output for every token."""
 
     logits: jax.Array
     """Router logits [B, S, E], fp32."""
@@ -208,7 +208,7 @@ def weighted_mlp(x: jax.Array, shares: jax.Array, fc1: jax.Array, fc2: jax.Array
 
 
 class Queues(NamedTuple):
-    """Hold assignments sorted by expert; assignment i is choice i % k of token i // k."""
+    """Assignments sorted by expert; assignment i is choice i % k of token i // k."""
 
     order: jax.Array
     """Numbers [T k] of the assignments, sorted by expert."""
@@ -226,7 +226,7 @@ def queue(experts: jax.Array, count: int, first: jax.Array | int) -> Queues:
 
 
 class Rows(NamedTuple):
-    """Hold the next R assignments of a queue; past its end the numbers are out of range and all different."""
+    """The next R assignments of a queue; past its end the numbers are out of range and all different."""
 
     assignments: jax.Array
     tokens: jax.Array

@@ -22,7 +22,7 @@ from megajax.models.parameters import normal, zeros
 
 
 class Mlp(nnx.Module):
-    """Compute a feed-forward layer, which widens, activates and narrows again."""
+    """Feed-forward layer, which widens, activates and narrows again."""
 
     def __init__(self, key: jax.Array, config: ModelConfig, size: int | None = None) -> None:
         """Draw the weights of one layer; `size` is F, unset = `config.ffn_size`."""
@@ -53,7 +53,7 @@ class Mlp(nnx.Module):
 
 
 class Moe(nnx.Module):
-    """Compute a mixture of a router and E experts, and perhaps a shared MLP for all tokens."""
+    """Mixture of a router and E experts, and perhaps a shared MLP for all tokens."""
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw the weights of one layer."""

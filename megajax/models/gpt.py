@@ -22,7 +22,7 @@ from megajax.models.positions import alibi, rope_angles
 
 
 class Gpt(Model):
-    """Compute a decoder-only model: embedding, blocks, final norm and head."""
+    """Decoder-only model: embedding, blocks, final norm and head."""
 
     writes = "continuation"
 

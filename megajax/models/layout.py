@@ -25,7 +25,7 @@ Table = tuple[jax.Array, jax.Array, str]
 
 
 class Layout:
-    """Compute on one device; every method is the plain definition that a mesh has to reproduce."""
+    """Layout of one device, in which every method is the plain definition that a mesh has to reproduce."""
 
     def weights(self, module: M) -> M:
         """Return a module with its weights as the computation needs them; a mesh gathers those that are sharded at

@@ -48,7 +48,7 @@ LossFn = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Gradients(NamedTuple):
-    """Hold the gradients of the loss of the head."""
+    """The gradients of the loss of the head."""
 
     dx: jax.Array
     """Gradient of the hidden states, [B, S, D] or [C, D] as they are."""

@@ -26,14 +26,14 @@ Batch = dict[str, jax.Array]
 
 
 class RowArray(NamedTuple):
-    """Hold shape and dtype of one sample's part of an array in a batch."""
+    """Shape and dtype of one sample's part of an array in a batch."""
 
     shape: tuple[int, ...]
     dtype: Any
 
 
 class Stack(NamedTuple):
-    """Describe the layers that one scan runs, as the planner counts them."""
+    """The layers that one scan runs, as the planner counts them."""
 
     layers: int
     sequence: int
@@ -45,7 +45,7 @@ class Stack(NamedTuple):
 
 
 class Model(nnx.Module):
-    """Compute a model of a family: embedding, blocks and head.
+    """Base class of the model families: embedding, blocks and head.
 
     A pipeline distributes `blocks` over its stages; everything else is on every stage.
     """

@@ -32,7 +32,7 @@ from megajax.models.positions import relative_bias
 
 
 class T5(Model):
-    """Compute an encoder-decoder model: embedding, encoder, decoder and head; `blocks` are the decoder's."""
+    """Encoder-decoder model: embedding, encoder, decoder and head; `blocks` are the decoder's."""
 
     sees = "full, in the decoder causal"
     writes = "answer"
@@ -148,7 +148,7 @@ class T5(Model):
 
 
 class DecoderBlock(Block):
-    """Compute a block that attends to the encoder's output between self-attention and MLP."""
+    """Block that attends to the encoder's output between self-attention and MLP."""
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw the weights of one layer."""
@@ -170,7 +170,7 @@ class DecoderBlock(Block):
 
 
 class CrossAttention(nnx.Module):
-    """Compute attention with queries from the decoder, and keys and values from the encoder's output."""
+    """Attention with queries from the decoder, and keys and values from the encoder's output."""
 
     def __init__(self, key: jax.Array, config: ModelConfig) -> None:
         """Draw the weights of one layer."""

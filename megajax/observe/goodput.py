@@ -92,7 +92,7 @@ class Meter:
 
 @dataclass(kw_only=True)
 class Start:
-    """Record one start of a run, or its continuation after a return to a checkpoint."""
+    """One start of a run, or its continuation after a return to a checkpoint."""
 
     began: float
     """Unix time of the start."""

@@ -49,7 +49,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class LogRecord:
-    """Hold the values of one log line, about the steps since the line before."""
+    """The values of one log line, about the steps since the line before."""
 
     step: int
     total_steps: int

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Hold the memory counts of one device, in bytes."""
+    """The memory counts of one device, in bytes."""
 
     in_use: int
     peak: int

@@ -207,7 +207,7 @@ class Reporter:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """Hold the scalars of one finished step and its place in the run."""
+    """The scalars of one finished step and its place in the run."""
 
     step: int
     """Number of the step, counted from 1."""

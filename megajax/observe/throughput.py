@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 @dataclass(frozen=True)
 class Speed:
-    """Hold the mean speed of some steps."""
+    """The mean speed of some steps."""
 
     seconds: float
     """Seconds per step."""
@@ -38,7 +38,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """Hold the cost of a sample and the peak of the devices."""
+    """The cost of a sample and the peak of the devices."""
 
     flops_per_sample: float
     """Model FLOPs of a sample, forward and backward."""

@@ -51,7 +51,7 @@ RING_CAN: frozenset[Need] = frozenset({"segments"})
 
 
 class Partial(NamedTuple):
-    """Hold the softmax over the keys seen so far, unnormalised (online softmax, 1805.02867), fp32."""
+    """The softmax over the keys seen so far, unnormalised (online softmax, 1805.02867), fp32."""
 
     maximum: jax.Array
     """Largest score of every query so far, [B, K, G, S]."""

@@ -39,7 +39,7 @@ from megajax.parallel.rules import Rules
 
 
 class Experts:
-    """Compute a mixture of experts on one mesh, inside the region that is manual over `MANUAL_AXES`."""
+    """Mixture of experts on one mesh, inside the region that is manual over `MANUAL_AXES`."""
 
     def __init__(self, rules: Rules) -> None:
         """Derive the specs with which each array enters the manual region."""

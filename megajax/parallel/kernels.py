@@ -25,14 +25,14 @@ from megajax.parallel.context import RING_CAN
 
 
 class Kernel(NamedTuple):
-    """Name the attention kernel that was chosen, and the reason."""
+    """The attention kernel that was chosen, and the reason."""
 
     name: str
     reason: str
 
 
 class Array(Protocol):
-    """Describe one sample's part of an array of a batch."""
+    """One sample's part of an array of a batch."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ Axes = tuple[str | None, ...]
 
 
 class Rule(NamedTuple):
-    """Name the mesh axes over which one logical axis is sharded, and the reason."""
+    """The mesh axes over which one logical axis is sharded, and the reason."""
 
     logical: str
     at_rest: tuple[str, ...]

@@ -36,7 +36,7 @@ from megajax.parallel.rules import Rules
 
 
 class Vocabulary:
-    """Compute embedding lookup and loss on one mesh, inside the region that is manual over `MANUAL_AXES`."""
+    """Embedding lookup and loss on one mesh, inside the region that is manual over `MANUAL_AXES`."""
 
     def __init__(self, rules: Rules) -> None:
         """Derive the specs with which each array enters the manual region."""

@@ -54,7 +54,7 @@ def place_of(source: str) -> Place:
 
 @dataclass(frozen=True)
 class Collective:
-    """Describe one tensor of a collective instruction, in which every device takes part."""
+    """One tensor of a collective instruction, in which every device takes part."""
 
     op: str
     """Kind of the collective, one of OPS."""
@@ -95,7 +95,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Hold the collectives of one run of a program; filters return another Traffic."""
+    """The collectives of one run of a program; filters return another Traffic."""
 
     records: tuple[Collective, ...]
 
@@ -187,7 +187,7 @@ def collectives(program: jax.stages.Compiled | str, mesh: AnyMesh) -> Traffic:
 
 
 class Exchange(NamedTuple):
-    """Hold the devices and tensors of one collective instruction."""
+    """The devices and tensors of one collective instruction."""
 
     axes: tuple[str, ...]
     """Mesh axes along which the exchanging devices differ."""

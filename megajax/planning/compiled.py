@@ -26,7 +26,7 @@ TINY = 2**18
 
 @dataclass(frozen=True)
 class Sends:
-    """Count the collectives of one kind in a step, in which every device takes part."""
+    """The collectives of one kind in a step, in which every device takes part."""
 
     op: str
     """Kind of collective, one of `planning.collectives.OPS`."""
@@ -49,7 +49,7 @@ class Sends:
 
 @dataclass(frozen=True)
 class CompiledPlan:
-    """Hold a plan with the buffer assignment and the collectives that XLA has made for its step."""
+    """A plan with the buffer assignment and the collectives that XLA has made for its step."""
 
     plan: Plan
     target: str

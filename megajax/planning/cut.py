@@ -29,7 +29,7 @@ from megajax.planning.operations import WIDTH, Numbers, Work, gather_seconds, me
 
 @dataclass(frozen=True)
 class Trainer:
-    """Describe a training program by the facts that matter for its time.
+    """A training program by the facts that matter for its time.
 
     `memory traffic` means bytes read and written in device memory.
     """
@@ -108,7 +108,7 @@ Gradient sums are fused, and 16-bit scores go through a fused softmax.
 
 @dataclass(frozen=True)
 class Cut:
-    """Describe one device's share of a layer and the way in which it is computed.
+    """One device's share of a layer and the way in which it is computed.
 
     Layouts with the same share take the same time for it.
     """
@@ -253,7 +253,7 @@ LAST = "output"
 
 
 class Product(NamedTuple):
-    """Describe a matrix product [rows, k] x [k, n] of the forward pass, and the elementwise operations around it."""
+    """A matrix product [rows, k] x [k, n] of the forward pass, and the elementwise operations around it."""
 
     makes: str
     """Name of the activation in which the product ends."""
@@ -272,7 +272,7 @@ class Product(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Count the rows of the three matrix products that a device computes for one product of the model."""
+    """The rows of the three matrix products that a device computes for one product of the model."""
 
     forward: float
     of_input: float
@@ -328,7 +328,7 @@ def products(cut: Cut) -> tuple[Product, ...]:
 
 
 class Core(NamedTuple):
-    """Describe the attention core on one device: scores of queries and keys, softmax, and weighted sum of values."""
+    """The attention core on one device: scores of queries and keys, softmax, and weighted sum of values."""
 
     scores: float
     keys: int
@@ -346,7 +346,7 @@ def cores(cut: Cut) -> tuple[Core, ...]:
 
 
 class Experts(NamedTuple):
-    """Describe the experts of a mixture on one device, for a microbatch with a balanced load."""
+    """The experts of a mixture on one device, for a microbatch with a balanced load."""
 
     number: float
     """Number of experts."""

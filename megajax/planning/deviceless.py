@@ -144,7 +144,7 @@ Compiling for more takes minutes and tells little.
 
 
 class CompiledStep(NamedTuple):
-    """Hold a training step that is compiled and cannot run."""
+    """A training step that is compiled and cannot run."""
 
     step: jax.stages.Compiled
     rules: Rules

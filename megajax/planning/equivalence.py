@@ -162,7 +162,7 @@ def every_layout(config: Config, devices: int) -> list[Config]:
 
 
 class Compiled(NamedTuple):
-    """Hold the compiled program of a layout, with its initial state and input."""
+    """The compiled program of a layout, with its initial state and input."""
 
     state: Any
     """Initial train state."""
@@ -188,7 +188,7 @@ def compile_layout(config: Config) -> Compiled:
 
 @dataclass
 class Outcome:
-    """Hold the results of a layout, on the host by name, and its traffic."""
+    """The results of a layout, on the host by name, and its traffic."""
 
     initial: dict[str, np.ndarray]
     """State before the first step."""

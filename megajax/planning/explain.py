@@ -23,7 +23,7 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class Cause:
-    """Describe a collective that a parameter causes."""
+    """A collective that a parameter causes."""
 
     what: str
     op: str

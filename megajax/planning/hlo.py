@@ -31,7 +31,7 @@ UNKNOWN = 0
 
 
 class Instruction(NamedTuple):
-    """Hold an instruction of a program, `%name = type opcode(operands), attributes`."""
+    """An instruction of a program, `%name = type opcode(operands), attributes`."""
 
     name: str
     type: str
@@ -91,7 +91,7 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """Hold the text of a compiled program: the instructions of its computations in the order in which they run."""
+    """The text of a compiled program: the instructions of its computations in the order in which they run."""
 
     name: str
     """Name of the program, such as "jit_step"."""
@@ -175,7 +175,7 @@ def _frames(text: str) -> dict[int, str]:
 
 
 class Executed(NamedTuple):
-    """Hold an instruction that a program executes, with the loops around it."""
+    """An instruction that a program executes, with the loops around it."""
 
     instruction: Instruction
     types: Mapping[str, str]

@@ -43,7 +43,7 @@ LAST |= {"pooler", "pooler_bias", "pair_head", "pair_bias"}
 
 @dataclass(frozen=True)
 class Practice:
-    """Hold the bytes by which Megatron-LM's relatives differ from it; the defaults are its own, in bf16 or fp16."""
+    """The bytes by which Megatron-LM's relatives differ from it; the defaults are its own, in bf16 or fp16."""
 
     gradients: int = 4
     """Bytes of a parameter's gradient, an fp32 sum."""

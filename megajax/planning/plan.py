@@ -37,7 +37,7 @@ TOKENS = 300e9
 
 @dataclass(frozen=True)
 class Plan:
-    """Hold the plan of one layout on one type of GPU."""
+    """The plan of one layout on one type of GPU."""
 
     config: Config
     """Configuration with the mesh in `parallel` and a padded vocabulary."""

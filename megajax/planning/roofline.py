@@ -56,7 +56,7 @@ LABELS = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """Hold the predicted time of one step, to which `parts` add up; only exposed communication counts."""
+    """The predicted time of one step, to which `parts` add up; only exposed communication counts."""
 
     parts: Mapping[str, float]
     """Seconds of each part, by the keys of LABELS."""

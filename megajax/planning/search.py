@@ -34,7 +34,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Candidate:
-    """Describe a layout of a search by its memory, time and verdict."""
+    """A layout of a search by its memory, time and verdict."""
 
     config: Config
     mesh: Mapping[str, int]

@@ -28,7 +28,7 @@ from megajax.planning.roofline import StepTime, cuts_of, weights_in_step
 
 @dataclass(frozen=True)
 class Sent:
-    """Describe the communication of one device over one mesh axis in a step."""
+    """The communication of one device over one mesh axis in a step."""
 
     places: Mapping[Place, float]
     """Bytes of whole tensors by the loop that sends them."""

@@ -14,7 +14,7 @@ from megajax.config.train import TrainConfig
 
 @dataclass(frozen=True)
 class BatchSizeRamp:
-    """Hold the global batch size of every step, in samples; `start == final` is a constant batch size."""
+    """The global batch size of every step, in samples; `start == final` is a constant batch size."""
 
     start: int
     increment: int

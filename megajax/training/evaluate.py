@@ -28,7 +28,7 @@ def build_eval_step(
 ) -> Callable[[Model, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
     """Jit f(params, batch) -> (mean, number of unmasked tokens or labelled samples) of every loss, by its name.
 
-    The losses are "lm loss" and, where samples have a label, "sop loss"; nothing is dropped out.
+    The losses are "lm loss" and, where samples have a label, "sop loss"; they are computed without dropout.
     """
     runner = Runner(rules, attention, chunks=config.parallel.chunks)
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Health(NamedTuple):
-    """Hold the three scalars of a run's health, which are part of the train state and of every checkpoint."""
+    """The three scalars of a run's health, which are part of the train state and of every checkpoint."""
 
     mean_loss: jax.Array
     """float32, mean loss over roughly the last `health.window` good steps; older ones fade."""

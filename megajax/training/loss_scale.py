@@ -17,7 +17,7 @@ from megajax.config.train import LossScaleConfig
 
 
 class LossScale(NamedTuple):
-    """Hold the state of the scaler, four scalars of the train state and of every checkpoint."""
+    """The state of the scaler, four scalars of the train state and of every checkpoint."""
 
     scale: jax.Array
     """float32, factor of the loss."""

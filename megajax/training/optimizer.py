@@ -47,7 +47,7 @@ PyTree = Any
 
 
 class MuonAdamWState(NamedTuple):
-    """Hold muon's moments of the matrices, and AdamW's of all other parameters."""
+    """Muon's moments of the matrices, and AdamW's of all other parameters."""
 
     muon: MuonState
     adamw: optax.ScaleByAdamState

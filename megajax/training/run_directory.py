@@ -56,7 +56,7 @@ SOURCES = ("init_from", "data.text", *(f"tokenizer.{name}" for name in TOKENIZER
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Hold the paths of a run, and guard its directory."""
+    """The paths of a run, and guard its directory."""
 
     path: Path
 

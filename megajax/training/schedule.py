@@ -29,7 +29,7 @@ from megajax.config.train import OptimConfig, TrainConfig
 
 
 class Stretch(NamedTuple):
-    """Describe a part of a run with one batch size: from `start` samples of good steps on, `size` samples count as
+    """A part of a run with one batch size: from `start` samples of good steps on, `size` samples count as
     `planned`.
     """
 
@@ -65,7 +65,7 @@ def stretches_of(train: TrainConfig, before: Sequence[Stretch], samples: int) ->
 
 @dataclass(frozen=True)
 class Schedule:
-    """Hold the resolved numbers of a schedule, with lengths in samples from the start of the run."""
+    """The resolved numbers of a schedule, with lengths in samples from the start of the run."""
 
     peak: float
     """Learning rate at the end of the warm-up."""

@@ -23,7 +23,7 @@ from megajax.processes import in_turn
 
 
 class Request(IntEnum):
-    """Name a request to the run; the largest of several counts, so that processes agree on the maximum."""
+    """A request to the run; the largest of several counts, so that processes agree on the maximum."""
 
     NOTHING = 0
     SIGUSR1 = 1

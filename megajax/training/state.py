@@ -27,7 +27,7 @@ from megajax.training.optimizer import build_optimizer
 
 
 class TrainState(NamedTuple):
-    """Hold the arrays of a checkpoint."""
+    """The arrays of a checkpoint."""
 
     step: jax.Array
     """int32, number of steps taken, skipped ones included."""

@@ -18,7 +18,7 @@ BESIDE = (_SETTINGS, _NAMES, _ADDED, *_TEMPLATES)
 
 @dataclass(frozen=True)
 class Beside:
-    """Hold the contents of these files, any of which may be missing."""
+    """The contents of these files, any of which may be missing."""
 
     names: dict[str, str] = field(default_factory=dict)
     """Names of special tokens, by role."""

@@ -13,7 +13,7 @@ from megajax.inference.trained import TrainedModel
 
 
 class Documents(NamedTuple):
-    """Hold the results of the evaluation on documents."""
+    """The results of the evaluation on documents."""
 
     loss: float
     """Mean loss in nats over all predicted tokens, which exclude the first token of each document."""

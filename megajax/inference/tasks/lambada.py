@@ -17,7 +17,7 @@ from megajax.inference.trained import TrainedModel
 
 
 class Lambada(NamedTuple):
-    """Hold the results of the task."""
+    """The results of the task."""
 
     correct: int
     examples: int

@@ -25,7 +25,7 @@ from megajax.processes import in_turn
 
 
 class Window(NamedTuple):
-    """Hold a piece of a text whose last tokens are scored."""
+    """A piece of a text whose last tokens are scored."""
 
     ids: Sequence[int] | np.ndarray
     """Tokens of the piece, at most S + 1."""
@@ -34,7 +34,7 @@ class Window(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Hold the scores that a model gives to the scored tokens of a window."""
+    """The scores that a model gives to the scored tokens of a window."""
 
     log_probabilities: np.ndarray
     """Log-probabilities [scored], fp32, in nats."""

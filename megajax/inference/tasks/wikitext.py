@@ -23,7 +23,7 @@ HIGHEST_LOSS = 20.0
 
 
 class WikiText(NamedTuple):
-    """Hold the results of the task."""
+    """The results of the task."""
 
     loss: float
     """Mean loss in nats of all ids but the first."""

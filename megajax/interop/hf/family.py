@@ -245,7 +245,7 @@ def with_defaults(rows: Rows, **defaults: Any) -> Rows:
 
 @dataclass(frozen=True)
 class Family:
-    """Describe the models of one `model_type` of config.json."""
+    """The models of one `model_type` of config.json."""
 
     model_type: str
     architecture: Callable[[ModelConfig], str]

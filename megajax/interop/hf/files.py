@@ -38,7 +38,7 @@ SHARD_BYTES = 5 << 30
 
 
 class Precision(NamedTuple):
-    """Describe a kind of numbers that fp32 holds exactly."""
+    """A kind of numbers that fp32 holds exactly."""
 
     name: str
     """Name of the kind in safetensors files."""
@@ -58,7 +58,7 @@ DTYPES = {precision.name: precision.dtype for precision in PRECISIONS.values()}
 
 @dataclass(frozen=True)
 class Tensor:
-    """Describe a tensor as the header of its file does."""
+    """A tensor as the header of its file does."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -267,7 +267,7 @@ def _file_name(number: int, count: int) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Describe the files of a model without their numbers; `tensors.json` of a run makes exports look like imports."""
+    """The files of a model without their numbers; `tensors.json` of a run makes exports look like imports."""
 
     dtypes: Mapping[str, str]
     """Name of a tensor -> its dtype, as safetensors calls it."""

@@ -28,7 +28,7 @@ BUFFERS = re.compile(r"(^|\.)h\.\d+\.attn\.(masked_)?bias$|\.rotary_emb\.inv_fre
 
 
 class Parameter(NamedTuple):
-    """Describe one of our parameters."""
+    """One of our parameters."""
 
     shape: tuple[int, ...]
     depth: int

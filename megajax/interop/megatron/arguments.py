@@ -60,7 +60,7 @@ NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 
 
 class Architecture(NamedTuple):
-    """Describe what the weights of a checkpoint mean."""
+    """What the weights of a checkpoint mean."""
 
     model: ModelConfig
     """Model of the weights, whose vocabulary is the padded one, as the true size is not recorded."""

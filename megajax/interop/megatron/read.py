@@ -39,7 +39,7 @@ class Files(Protocol):
 
 
 class Piece(NamedTuple):
-    """Hold a block of one of our parameters."""
+    """A block of one of our parameters."""
 
     name: str
     place: tuple[int, ...]

@@ -40,7 +40,7 @@ _put = jax.lax.dynamic_update_index_in_dim
 
 
 class Flow(NamedTuple):
-    """Hold the state that one stage carries from tick to tick."""
+    """The state that one stage carries from tick to tick."""
 
     activation: jax.Array
     """Activation [B, S, D] from the stage before; after this tick's forward slot, the output of that slot."""
@@ -313,7 +313,7 @@ class Call:
 
 
 class Parts:
-    """Hold a model taken apart into its blocks, by chunk, and the rest."""
+    """A model taken apart into its blocks, by chunk, and the rest."""
 
     def __init__(self, model: Model, chunks: int) -> None:
         """Take a model apart; block leaves are [n, ...] with one chunk, else [v, n, ...]."""

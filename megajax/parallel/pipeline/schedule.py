@@ -47,7 +47,7 @@ KINDS: tuple[Kind, Kind] = ("F", "B")
 
 
 class Slot(NamedTuple):
-    """Describe the work of one stage in one direction of one tick."""
+    """The work of one stage in one direction of one tick."""
 
     valid: bool | jax.Array
     """Whether there is work; in the bubble the indices are in range all the same."""
@@ -60,7 +60,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Interleaved1F1B:
-    """Compute the schedule that the executor runs; v = 1 is 1F1B without interleaving.
+    """Schedule that the executor runs; v = 1 is 1F1B without interleaving.
 
     Raises:
         InputError: a size is below 1, or v > 1 and the microbatches do not fill groups of P.
@@ -187,7 +187,7 @@ FORWARD, BACKWARD = 1, 2
 
 
 class Work(NamedTuple):
-    """Describe the forward or backward of one chunk for one microbatch, with its start time."""
+    """The forward or backward of one chunk for one microbatch, with its start time."""
 
     start: int
     kind: Kind
@@ -202,7 +202,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Hold the work of every stage, with its times."""
+    """The work of every stage, with its times."""
 
     name: str
     chunks: int

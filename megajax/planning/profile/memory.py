@@ -20,7 +20,7 @@ from megajax.planning.profile.prices import UPDATES, VIEWS, WRAPPERS, size_of
 
 
 class Held(NamedTuple):
-    """Describe an array that is held at some time."""
+    """An array that is held at some time."""
 
     instruction: Instruction
     bytes: float
@@ -28,7 +28,7 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """Hold the arrays that exist while an instruction runs."""
+    """The arrays that exist while an instruction runs."""
 
     instruction: Instruction
     bytes: float

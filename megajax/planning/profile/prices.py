@@ -57,7 +57,7 @@ SLICES = ("dynamic-slice", "slice", "gather")
 
 
 class Price(NamedTuple):
-    """Hold the cost of one execution of an instruction."""
+    """The cost of one execution of an instruction."""
 
     kind: Kind
     seconds: float

@@ -34,7 +34,7 @@ SLOWED = "slowed"
 
 @dataclass(frozen=True)
 class Profile:
-    """Hold the times and the memory of one run of a program on one device."""
+    """The times and the memory of one run of a program on one device."""
 
     program: Program
     gpu: Gpu

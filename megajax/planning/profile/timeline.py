@@ -33,7 +33,7 @@ COMPUTING, NEIGHBOURS, COLLECTIVES, COPIES = "computing", "neighbours", "collect
 
 @dataclass(frozen=True)
 class Span:
-    """Record the execution of an instruction; in a loop, the first one."""
+    """The execution of an instruction; in a loop, the first one."""
 
     instruction: Instruction
     price: Price
@@ -57,7 +57,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Turns:
-    """Record a loop of a program, with the turns that are not played one by one."""
+    """A loop of a program, with the turns that are not played one by one."""
 
     name: str
     start: float
@@ -88,7 +88,7 @@ class _Flight:
 
 @dataclass
 class Timeline:
-    """Hold the times of one run of a program."""
+    """The times of one run of a program."""
 
     spans: list[Span] = field(default_factory=list)
     loops: list[Turns] = field(default_factory=list)
