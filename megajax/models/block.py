@@ -30,16 +30,16 @@ M = TypeVar("M", bound=nnx.Module)
 class Remat(Protocol):
     """Wrap a layer function with the rematerialisation policy."""
 
-    def __call__(self, layer: Callable[..., Any], *, in_loop: bool = True) -> Callable[..., Any]:
-        """Wrap a layer that runs in a loop of its own, or else one whose forward and backward passes share a program.
+    def __call__(self, layer: Callable[..., Any], *, alone: bool = True) -> Callable[..., Any]:
+        """Wrap a layer that is alone in the turn of a loop, or else one that shares a turn or a program with others.
 
-        A compiler that sees both passes in one program would remove the second computation of an activation as
-        redundant.
+        A compiler that sees several layers would compute their activations again all at once, and one that sees
+        forward and backward pass would not compute them again.
         """
         ...
 
 
-def keep_all(layer: Callable[..., Any], *, in_loop: bool = True) -> Callable[..., Any]:
+def keep_all(layer: Callable[..., Any], *, alone: bool = True) -> Callable[..., Any]:
     """Return the layer function unchanged, so that nothing is computed again."""
     return layer
 
@@ -164,12 +164,12 @@ def scan_units(
         x, made = jax.lax.scan(lambda x, inputs: only(x, *inputs), x, units.whole)
         return x, Units(made, None)
 
-    def run(x: jax.Array, unit: Any, in_loop: bool = True) -> tuple[jax.Array, Any]:
+    def run(x: jax.Array, unit: Any) -> tuple[jax.Array, Any]:
         made = []
         for place, layer in enumerate(layers[: jax.tree.leaves(unit)[0].shape[0]]):
             # Arrays are taken out of their unit inside the recomputed function; outside, a copy of each would be kept.
             one = lambda x, *unit, at=place, layer=layer: layer(x, *jax.tree.map(partial(_take, at), unit))  # noqa: E731
-            x, out = remat(one, in_loop=in_loop)(x, *unit)
+            x, out = remat(one, alone=False)(x, *unit)
             made.append(out)
         return x, jax.tree.map(lambda *outs: jnp.stack(outs), *made)
 
@@ -177,7 +177,7 @@ def scan_units(
     rest = None
     if units.rest is not None:
         with jax.named_scope("rest"):  # the rest's name in profiles and compiled programs
-            x, rest = run(x, units.rest, in_loop=False)
+            x, rest = run(x, units.rest)
     return x, Units(whole, rest)
 
 

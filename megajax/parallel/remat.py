@@ -35,9 +35,9 @@ def remat_policy(remat: str | tuple[str, ...]) -> Remat:
     else:
         policy = policies.save_only_these_names(*(ACTIVATION_NAMES if remat == "selective" else remat))
 
-    def wrap(layer: Callable[..., Any], *, in_loop: bool = True) -> Callable[..., Any]:
-        # No barrier is needed in a scan, whose forward and backward loops the compiler cannot merge.
-        return jax.checkpoint(layer, policy=policy, prevent_cse=not in_loop)
+    def wrap(layer: Callable[..., Any], *, alone: bool = True) -> Callable[..., Any]:
+        # A layer that is alone in a turn needs no barrier: the compiler cannot merge the loops of the two passes.
+        return jax.checkpoint(layer, policy=policy, prevent_cse=not alone)
 
     return wrap
 

@@ -85,18 +85,18 @@ def test_gradients_of_a_pattern_that_breaks_off():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), found, expected)
 
 
-def test_a_barrier_keeps_passes_apart_beside_the_loop_only():
-    """A compiler could merge what a layer beside the loop computes twice; between two loops it cannot."""
+def test_barriers_keep_recomputation_apart_where_layers_share_a_turn():
+    """Two layers of a pattern have one each, and one that breaks it off; a layer alone in its turn needs none."""
 
-    def barriers(layers):
-        config = replace(GEMMA, num_layers=layers)
+    def barriers(config):
         context = random_model(config).context(batch_of(random_tokens(2, 6)), Layout(), keys=None)
         blocks = jax.eval_shape(lambda: Gpt(jax.random.key(0), config)).blocks
         loss = lambda blocks, x: run_blocks(blocks, x, context, remat_policy("full"))[0].sum()  # noqa: E731
         x = jax.ShapeDtypeStruct((2, 6, 16), jnp.float32)
         return jax.jit(jax.grad(loss)).lower(blocks, x).as_text().count("optimization_barrier")
 
-    assert [barriers(layers) for layers in (4, 5)] == [0, 1]
+    deep = [replace(GEMMA, num_layers=layers) for layers in (4, 5)]
+    assert [barriers(config) for config in (*deep, replace(GPT, num_layers=4))] == [2, 3, 0]
 
 
 def test_stack_has_the_structure_of_a_block():
