@@ -214,9 +214,7 @@ class Cut:
     @property
     def kept(self) -> tuple[str, ...]:
         """Return the names of the activations that are not computed again."""
-        if isinstance(self.remat, tuple):
-            return self.remat
-        return () if self.remat == "full" else ACTIVATION_NAMES
+        return kept_by(self.remat)
 
     def repeats(self, makes: str) -> bool:
         """Tell whether the backward pass computes an activation again, because it needs it and nothing has kept it."""
@@ -236,6 +234,13 @@ class Cut:
         return Work(memory=memory_seconds(self.gpu, size))
 
 
+def kept_by(remat: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the activations that a rematerialisation policy keeps."""
+    if isinstance(remat, tuple):
+        return remat
+    return () if remat == "full" else ACTIVATION_NAMES
+
+
 def _copied(config: Config, mesh: Mapping[str, int], stack: Stack) -> float:
     """Return the bytes that are read and written to copy a layer's activations into the stack of all layers, or back.
 
@@ -250,6 +255,13 @@ def _copied(config: Config, mesh: Mapping[str, int], stack: Stack) -> float:
 
 LAST = "output"
 """Output of a layer's last product if nothing normalises it, which no backward pass needs."""
+
+
+def branch_ends(model: ModelConfig) -> tuple[str, str]:
+    """Return the names of the activations in which attention and MLP end, LAST if no backward pass needs them."""
+    if model.branch_norm:  # the backward pass of a norm needs its input
+        return "branch_output", "branch_output"
+    return "attention_residual", "mlp_residual" if model.norm_placement == "post" else LAST
 
 
 class Product(NamedTuple):
@@ -302,9 +314,7 @@ def products(cut: Cut) -> tuple[Product, ...]:
     norm, add = 2 * cut.residual, 3 * cut.residual
     rotate = 2 * width * T * (q + kv) if model.positions == "rope" else 0
     cast = 3 * T if cut.trainer.fp8 else 0  # per input: read 16 bits, write 8
-    first, last = "attention_residual", "mlp_residual" if model.norm_placement == "post" else LAST
-    if model.branch_norm:  # its backward pass needs the output of each branch
-        first, last, add = "branch_output", "branch_output", add + norm
+    (first, last), add = branch_ends(model), add + norm * model.branch_norm
     made = [
         Product("qkv", True, D, q + 2 * kv, norm + rotate + cast * D, T, cut.whole_heads),
         Product(first, False, q, D, add + cast * q, T, cut.whole_heads),

@@ -17,6 +17,7 @@ from megajax.costs.device import Device, lookups, lookups_again
 from megajax.costs.weights import require_one_kind
 from megajax.models.model import Stack
 from megajax.parallel.rules import Rule
+from megajax.planning.cut import LAST, branch_ends, kept_by
 
 FP32 = 4
 
@@ -181,12 +182,23 @@ def _in_and_out(device: Device, stack: Stack, matrix: str) -> Iterator[Cause]:
             yield Cause("input of the experts, forward and backward", "all-gather", "expert", 2 * runs, gathered)
             yield Cause("gradient of the input", "reduce-scatter", "expert", runs, gathered)
     if matrix in ("attention.out", "cross.out", "mlp.fc2", "mlp.shared.fc2"):
+        again = runs * _repeats_output(device, matrix)
         yield Cause("output", scatter, "tensor", runs, stream)
+        yield Cause("output, computed again for the backward pass", scatter, "tensor", again, stream)
         if spread:
             yield Cause("gradient of the output", gather, "tensor", runs, stream)
         if mixture:
-            yield Cause("output of the experts", "reduce-scatter", "expert", runs, gathered)
+            yield Cause("output of the experts", "reduce-scatter", "expert", runs + again, gathered)
             yield Cause("gradient of the output", "all-gather", "expert", runs, gathered)
+
+
+def _repeats_output(device: Device, matrix: str) -> bool:
+    """Tell whether the backward pass computes the output of a layer's last matrix again, as it needs it."""
+    model, (first, last) = device.config.model, branch_ends(device.config.model)
+    if model.experts and matrix == "mlp.fc2" and not model.branch_norm:
+        return False  # the experts are computed again in any case, but for their outputs
+    makes = {"attention.out": first, "cross.out": "attention_residual"}.get(matrix, last)
+    return makes not in (*kept_by(device.config.train.remat), LAST)
 
 
 def _keys(device: Device, stack: Stack) -> Iterator[Cause]:

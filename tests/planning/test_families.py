@@ -248,10 +248,11 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("remat", ["selective", "full", "none"])
 @pytest.mark.parametrize(("model", "parallel"), CASES)
-def test_parameters_cause_what_is_sent(model: ModelConfig, parallel: dict[str, int]):
+def test_parameters_cause_what_is_sent(model: ModelConfig, parallel: dict[str, int], remat: str):
     """`show --explain`, parameter by parameter, adds up to the plan, but for `pipe`, which activations cross."""
-    assert_caused_is_sent(planned(model, **parallel))
+    assert_caused_is_sent(planned(model, remat, **parallel))
 
 
 @pytest.mark.slow
