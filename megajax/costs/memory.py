@@ -20,13 +20,15 @@ from dataclasses import dataclass, fields
 from functools import cache, cached_property, partial
 
 import jax
+import jax.numpy as jnp
 
 from megajax.config import Config, InputError
+from megajax.config.model import Activation
 from megajax.config.train import ACTIVATION_NAMES
 from megajax.costs.device import Device, expert_load
 from megajax.costs.weights import Counts, count_weights, require_one_kind
 from megajax.models.families import batch_arrays
-from megajax.models.layers import capped
+from megajax.models.layers import activate, capped
 from megajax.models.losses import CHUNK_LOGITS
 from megajax.models.model import Stack
 from megajax.parallel.kernels import choose_attention
@@ -135,8 +137,9 @@ def saved_per_layer(config: Config, mesh: Mapping[str, int], stack: Stack | None
         norms = (2 + crossed + 2 * model.branch_norm) * 3 * FP32 * residual + 3 * FP32 * model.qk_norm * (q + k)
         masks = (2 + crossed) * (model.hidden_dropout > 0) * residual
         routing = 3 * FP32 * model.experts * residual / model.hidden_size
-        products = (2 + crossed) * width * residual + width * ((2 + 2 * crossed) * (q + k) + 6 * device.units)
-        saved = tokens * (norms + masks + routing + products + device.scores_saved(stack))
+        products = (2 + crossed) * width * residual + width * (2 + 2 * crossed) * (q + k)
+        hidden = _kept_of_unit(model.activation, device.mlp_inputs, width) * device.units
+        saved = tokens * (norms + masks + routing + products + hidden + device.scores_saved(stack))
         return saved + encoded * width * 2 * q
     numbers = {
         "block_input": tokens * residual,
@@ -288,6 +291,25 @@ def _kept_of_cap(softcap: float | None) -> int:
     keep = lambda scores: jax.vjp(partial(capped, softcap=softcap), scores)[1]  # noqa: E731
     kept = jax.tree.leaves(jax.eval_shape(keep, jax.ShapeDtypeStruct((1,), "float32")))
     return 0 if softcap is None else sum(array.ndim for array in kept)  # the factors have no dim
+
+
+@cache
+def _kept_of_unit(activation: Activation, parts: int, width: int) -> float:
+    """Count the bytes that JAX keeps of a hidden unit of an MLP, with its input, to differentiate two layers of a scan.
+
+    The number depends on the activation and on the version of JAX. Constants are not kept for every layer, so they do
+    not count.
+    """
+    units, dtype = 8, jnp.float32 if width == FP32 else jnp.bfloat16
+    wide, narrow = jax.ShapeDtypeStruct((2, 1, parts, units), dtype), jax.ShapeDtypeStruct((2, units, 1), dtype)
+
+    def layer(x: jax.Array, weights: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        return activate(jnp.einsum("d,daf->af", x, weights[0]), activation) @ weights[1], None
+
+    run = lambda x, *weights: jax.lax.scan(layer, x, weights)[0]  # noqa: E731
+    keep = lambda *inputs: jax.vjp(run, *inputs)[1]  # noqa: E731
+    kept = jax.tree.leaves(jax.eval_shape(keep, jax.ShapeDtypeStruct((1,), dtype), wide, narrow))
+    return sum(a.size * a.dtype.itemsize for a in kept if a.shape in ((2, units), (2, parts, units))) / (2 * units)
 
 
 def logits_bytes(config: Config, mesh: Mapping[str, int]) -> int:

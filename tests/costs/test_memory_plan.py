@@ -135,15 +135,21 @@ def residuals_of(config: Config, batch: int, sequence: int) -> int:
 @pytest.mark.parametrize("remat", ["none", "selective", "full", ("qkv", "mlp_hidden")])
 @pytest.mark.parametrize(
     "model",
-    [GPT, replace(GPT, qk_norm=True), replace(GPT, branch_norm=True, attention_softcap=50.0), LLAMA],
-    ids=["gpt", "qk_norm", "gemma", "llama"],
+    [
+        GPT,
+        replace(GPT, qk_norm=True),
+        replace(GPT, branch_norm=True, attention_softcap=50.0, activation="geglu"),
+        LLAMA,
+        replace(GPT, activation="squared_relu"),
+    ],
+    ids=["gpt", "qk_norm", "gemma", "llama", "nemotron"],
 )
 def test_saved_activations_are_what_autodiff_saves(model: ModelConfig, remat: Any) -> None:
-    """With "none" to 10 %: statistics are saved too, and jax versions differ in the intermediates of GELU."""
+    """With "none" to 1 %: statistics of norms are saved, too."""
     train = TrainConfig(precision="bf16", remat=remat, attention="xla", micro_batch_size=2, global_batch_size=2)
     config = replace(LARGE, model=model, train=train, data=DataConfig(seq_length=128))
     saved = residuals_of(config, 2, 128)
-    assert model.num_layers * saved_per_layer(config, ONE) == pytest.approx(saved, rel=0.1 if remat == "none" else 0)
+    assert model.num_layers * saved_per_layer(config, ONE) == pytest.approx(saved, rel=0.01 if remat == "none" else 0)
 
 
 def test_selective_keeps_20_bytes_per_number_of_the_residual_stream() -> None:
