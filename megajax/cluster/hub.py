@@ -85,7 +85,7 @@ class _Member(Lines):
 
 @dataclass
 class _Round:
-    """Which processes have arrived at a gathering, with their values."""
+    """The processes that have arrived at a gathering, with their values."""
 
     seconds: float
     values: dict[int, str] = field(default_factory=dict)

@@ -60,7 +60,7 @@ NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 
 
 class Architecture(NamedTuple):
-    """What the weights of a checkpoint mean."""
+    """The meaning of a checkpoint's weights."""
 
     model: ModelConfig
     """Model of the weights, whose vocabulary is the padded one, as the true size is not recorded."""
