@@ -127,9 +127,10 @@ def spending(starts: Sequence[Start]) -> dict[str, float]:
 
 
 def goodput(starts: Sequence[Start]) -> float:
-    """Return the productive fraction of a run's life."""
+    """Return the productive fraction of a run's life, between 0 and 1."""
     seconds = spending(starts)
-    return seconds["productive"] / (sum(seconds.values()) or 1.0)
+    # Times of day have digits to spare for a microsecond or so: what a rounding leaves must not exceed the whole.
+    return min(1.0, max(0.0, seconds["productive"] / (sum(seconds.values()) or 1.0)))
 
 
 def describe_goodput(starts: Sequence[Start]) -> str:
