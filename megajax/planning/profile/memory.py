@@ -100,6 +100,11 @@ def _trees(lines: Sequence[Instruction], program: Program) -> tuple[dict[str, Tr
             trees[line.name] = operands[0]
         elif (place := _in_place(line, program)) is not None:
             trees[line.name] = operands[place]
+        elif line.opcode == "conditional" and (handed := _handed_on(line, operands, program)):
+            owned[line.name] = {
+                (line.name, i): size_of([made]) for i, made in enumerate(line.results) if i not in handed
+            }
+            trees[line.name] = tuple(handed.get(i, [(line.name, i)]) for i in range(len(line.results)))
         else:
             sizes = [size_of([result]) for result in line.results]
             owned[line.name] = {(line.name, place): size for place, size in enumerate(sizes)}
@@ -124,6 +129,23 @@ def _in_place(line: Instruction, program: Program) -> int | None:
     while target.opcode in VIEWS:
         target = inside[target.operand_names[0]]
     return integers(target.operands)[0] if target.opcode == "parameter" else None
+
+
+def _handed_on(line: Instruction, operands: Sequence[Tree], program: Program) -> dict[int, Tree]:
+    """Return the results of a conditional that a branch hands on as it was given them, with the arrays of the operands.
+
+    The other branches write such a result into the memory of the operand. Tuples of tuples are left out.
+    """
+    handed: dict[int, Tree] = {}
+    for name, given in zip(line.calls, operands[1:], strict=False):
+        named = program.named(name)
+        (root,) = (one for one in named.values() if one.root)
+        if root.opcode != "tuple" or len(root.operand_names) != len(line.results) or not isinstance(given, tuple):
+            continue
+        for i, entry in enumerate(named[entry] for entry in root.operand_names):
+            if entry.opcode == "get-tuple-element" and named[entry.operand_names[0]].opcode == "parameter":
+                handed.setdefault(i, given[int(find(r"index=(\d+)", entry.attributes))])
+    return handed
 
 
 def _ends(lines: Sequence[Instruction], trees: Mapping[str, Tree]) -> dict[Array, int]:

@@ -154,3 +154,40 @@ def test_each_result_of_a_kernel_lives_until_its_own_last_use():
 """,
     )
     assert [round(size / MIB) for _, size in found.moments()] == [0, 2, 2, 2, 2, 0]
+
+
+def test_a_branch_that_hands_an_array_on_makes_the_other_write_into_it():
+    """The sums of 2 MiB go through both branches; the dear one makes 1 MiB besides, and the flag is new."""
+    branches = f"""
+%add (c: ({TWO}, {ONE})) -> ({TWO}, {ONE}) {{
+  %c = ({TWO}, {ONE}) parameter(0)
+  %sums = {TWO} get-tuple-element(%c), index=0
+  %one = {ONE} get-tuple-element(%c), index=1
+  %gradient = {ONE} sine(%one)
+  %new = {TWO} pad(%sums, %gradient)
+  ROOT %both = ({TWO}, {ONE}) tuple(%new, %gradient)
+}}
+
+%skip (d: ({TWO}, {ONE})) -> ({TWO}, {ONE}) {{
+  %d = ({TWO}, {ONE}) parameter(0)
+  %same = {TWO} get-tuple-element(%d), index=0
+  %zero = {ONE} iota(), iota_dimension=0
+  ROOT %kept = ({TWO}, {ONE}) tuple(%same, %zero)
+}}
+"""
+    found = memory(
+        f"""
+        %taken = pred[] parameter(0)
+        %sums = {TWO} iota(), iota_dimension=0
+        %one = {ONE} iota(), iota_dimension=0
+        %given = ({TWO}, {ONE}) tuple(%sums, %one)
+        %choice = ({TWO}, {ONE}) conditional(%taken, %given, %given), true_computation=%add, false_computation=%skip
+        %after = {TWO} get-tuple-element(%choice), index=0
+        %flag = {ONE} get-tuple-element(%choice), index=1
+        ROOT %result = {TWO} add(%after, %flag)
+        """,
+        branches,
+    )
+    # After the branches: the sums, in their old place, and the new flag.
+    assert [size / MIB for _, size in found.moments()][-3:] == [3, 3, 3]
+    assert found.peak.bytes / MIB == 4
