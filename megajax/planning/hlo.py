@@ -144,6 +144,10 @@ class Program:
         """Return the instructions of a computation by name."""
         return self._named[computation]
 
+    def root(self, computation: str) -> Instruction:
+        """Return the instruction whose result is that of a computation."""
+        return next(line for line in self.computations[computation] if line.root)
+
     @cached_property
     def _named(self) -> dict[str, dict[str, Instruction]]:
         return {name: {line.name: line for line in lines} for name, lines in self.computations.items()}

@@ -100,15 +100,11 @@ def _trees(lines: Sequence[Instruction], program: Program) -> tuple[dict[str, Tr
             trees[line.name] = operands[0]
         elif (place := _in_place(line, program)) is not None:
             trees[line.name] = operands[place]
-        elif line.opcode == "conditional" and (handed := _handed_on(line, operands, program)):
-            owned[line.name] = {
-                (line.name, i): size_of([made]) for i, made in enumerate(line.results) if i not in handed
-            }
-            trees[line.name] = tuple(handed.get(i, [(line.name, i)]) for i in range(len(line.results)))
         else:
-            sizes = [size_of([result]) for result in line.results]
-            owned[line.name] = {(line.name, place): size for place, size in enumerate(sizes)}
-            leaves: tuple[Tree, ...] = tuple([array] for array in owned[line.name])
+            handed = _handed_on(line, operands, program) if line.opcode == "conditional" else {}
+            made = {(line.name, i): size_of([result]) for i, result in enumerate(line.results)}
+            owned[line.name] = {array: size for array, size in made.items() if array[1] not in handed}
+            leaves: tuple[Tree, ...] = tuple(handed.get(array[1], [array]) for array in made)
             trees[line.name] = leaves[0] if len(leaves) == 1 and not line.type.startswith("((") else leaves
     return trees, owned
 
@@ -119,8 +115,7 @@ def _in_place(line: Instruction, program: Program) -> int | None:
         return 0
     if line.opcode not in WRAPPERS:
         return None
-    inside = {one.name: one for name in line.calls for one in program.computations[name]}
-    (root,) = (one for one in inside.values() if one.root)
+    inside, root = program.named(line.calls[0]), program.root(line.calls[0])
     while root.opcode in VIEWS and root.operand_names[0] in inside:
         root = inside[root.operand_names[0]]
     if root.opcode not in UPDATES:
@@ -138,8 +133,7 @@ def _handed_on(line: Instruction, operands: Sequence[Tree], program: Program) ->
     """
     handed: dict[int, Tree] = {}
     for name, given in zip(line.calls, operands[1:], strict=False):
-        named = program.named(name)
-        (root,) = (one for one in named.values() if one.root)
+        named, root = program.named(name), program.root(name)
         if root.opcode != "tuple" or len(root.operand_names) != len(line.results) or not isinstance(given, tuple):
             continue
         for i, entry in enumerate(named[entry] for entry in root.operand_names):
@@ -154,9 +148,8 @@ def _ends(lines: Sequence[Instruction], trees: Mapping[str, Tree]) -> dict[Array
     named = {line.name: line for line in lines}
     for number, line in enumerate(lines):
         used = [line.name] if line.opcode == "get-tuple-element" else [line.name, *line.operand_names]
-        if line.opcode.endswith("-done") and not line.opcode.startswith(
-            "all-reduce"
-        ):  # what is sent, is read until then
+        # What is sent is read until it has arrived; a sum over devices takes the place of what is summed.
+        if line.opcode.endswith("-done") and not line.opcode.startswith("all-reduce"):
             used += named[line.operand_names[0]].operand_names
         for name in used:
             for array in _leaves(trees.get(name)):

@@ -69,6 +69,11 @@ class Price(NamedTuple):
     unknown: str = ""
     """Name of an unknown instruction, which was priced by its bytes; empty if it is known."""
 
+    @property
+    def over(self) -> str:
+        """Return the mesh axes joined by "+", or "" if it crosses none."""
+        return "+".join(self.axes)
+
 
 def price(line: Instruction, beside: Mapping[str, Instruction], program: Program, gpu: Gpu, mesh: AnyMesh) -> Price:
     """Return the price of an instruction; the start of an asynchronous operation has the price of all of it.

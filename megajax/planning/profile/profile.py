@@ -81,11 +81,11 @@ class Profile:
         """
         parts: defaultdict[str, float] = defaultdict(float)
         for span in self.timeline.spans:
-            if span.asynchronous or span.price.kind == "collective":
-                parts["+".join(span.price.axes) or "memory"] += span.times * span.waited
-            else:
+            if span.computes:
                 parts[span.price.kind] += span.times * span.price.seconds
                 parts[SLOWED] += span.times * (span.seconds - span.price.seconds)
+            else:
+                parts[span.price.over or "memory"] += span.times * span.waited
         return dict(parts)
 
     @cached_property
@@ -94,8 +94,8 @@ class Profile:
         hidden: defaultdict[str, float] = defaultdict(float)
         exposed: defaultdict[str, float] = defaultdict(float)
         for span in self._collectives:
-            hidden["+".join(span.price.axes)] += span.times * (span.seconds - span.waited)
-            exposed["+".join(span.price.axes)] += span.times * span.waited
+            hidden[span.price.over] += span.times * (span.seconds - span.waited)
+            exposed[span.price.over] += span.times * span.waited
         return {axes: (hidden[axes], exposed[axes]) for axes in exposed}
 
     @property
@@ -107,7 +107,7 @@ class Profile:
         """Return the seconds of the computing queue by the loop of a training step."""
         places: defaultdict[Place, float] = defaultdict(float)
         for span in self.timeline.spans:
-            places[place_of(span.source)] += span.times * _taken(span)
+            places[place_of(span.source)] += span.times * span.taken
         return {place: places[place] for place in PLACES}
 
     @cached_property
@@ -115,13 +115,13 @@ class Profile:
         """Return the seconds of the computing queue by Python line ("megajax/models/layers.py:30"), dearest first."""
         lines: defaultdict[str, float] = defaultdict(float)
         for span in self.timeline.spans:
-            lines[_short(self.program.source_line(span.instruction)) or "made by XLA"] += span.times * _taken(span)
+            lines[_short(self.program.source_line(span.instruction)) or "made by XLA"] += span.times * span.taken
         return dict(sorted(lines.items(), key=lambda line: -line[1]))
 
     @property
     def dearest(self) -> list[Span]:
         """Return the instructions that keep the computing queue longest, dearest first."""
-        return sorted(self.timeline.spans, key=lambda span: -span.times * _taken(span))[:DEAREST]
+        return sorted(self.timeline.spans, key=lambda span: -span.times * span.taken)[:DEAREST]
 
     @cached_property
     def memory(self) -> Memory:
@@ -181,7 +181,7 @@ class Profile:
             times = f"{span.times:,.0f}"
             name = f"  {span.instruction.name}"
             line = _short(self.program.source_line(span.instruction))
-            cells = (f"{span.times * _taken(span):.4f}", times, f"{1e3 * span.seconds:.3f}", f"{rate:,.0f} {unit}")
+            cells = (f"{span.times * span.taken:.4f}", times, f"{1e3 * span.seconds:.3f}", f"{rate:,.0f} {unit}")
             rows.append((name, *cells, _role(span), line))
         return columns(rows, left=(0, 5, 6))
 
@@ -213,13 +213,8 @@ def part_name(part: str) -> str:
     return PARTS.get(part, f"waiting for {part}")
 
 
-def _taken(span: Span) -> float:
-    """Return the seconds for which one execution keeps the computing queue."""
-    return span.waited if span.asynchronous or span.price.kind == "collective" else span.seconds
-
-
 def _role(span: Span) -> str:
-    return "+".join(span.price.axes) if span.price.axes else span.queue if span.queue == COPIES else span.price.kind
+    return span.price.over or (span.queue if span.queue == COPIES else span.price.kind)
 
 
 def _short(line: str) -> str:

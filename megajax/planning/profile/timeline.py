@@ -50,9 +50,14 @@ class Span:
     """JAX functions from which the instruction, or the loop around it, comes."""
 
     @property
-    def asynchronous(self) -> bool:
-        """Tell whether it runs on another queue than the computing one."""
-        return self.instruction.opcode.endswith("-start")
+    def computes(self) -> bool:
+        """Tell whether it runs on the computing queue, which otherwise may wait for it."""
+        return self.queue == COMPUTING
+
+    @property
+    def taken(self) -> float:
+        """Return the seconds that one execution takes from the computing queue, computing or waiting."""
+        return self.seconds if self.computes else self.waited
 
 
 @dataclass(frozen=True)
@@ -161,34 +166,33 @@ class _Player:
             self.flights[computation, line.name] = flight
         elif price.kind == "collective":  # a collective without a start blocks the computing queue
             self.flights[computation, line.name] = flight
-            self._land(flight)
-            self._record(self.flights.pop((computation, line.name)))
+            self._land((computation, line.name))
         else:
             start = self.timeline.seconds
             self._compute(price)
             self._record(flight, start, self.timeline.seconds - start)
 
     def _wait(self, computation: str, line: Instruction) -> None:
-        """Wait for the start that a done names, unless it is over."""
+        """Wait for the start that a done names, unless it runs nothing."""
         key = (computation, line.operand_names[0])
-        if flight := self.flights.get(key):
-            self._land(flight)
-            self._record(self.flights.pop(key))
+        if key in self.flights:
+            self._land(key)
 
-    def _land(self, flight: _Flight) -> None:
-        """Let other queues run, without computing, until a flight is over."""
+    def _land(self, key: tuple[str, str]) -> None:
+        """Let other queues run, without computing, until a flight is over, and record it."""
+        flight = self.flights[key]
         while flight.left > 0:
             heads = self._heads()
             head = heads[flight.queue]
             step = min(other.left / self._rate(other, heads, None) for other in heads.values())
             self._advance(step, None)
             head.waited += step
+        self._record(self.flights.pop(key))
 
     def land_all(self) -> None:
         """Wait for everything in flight, because a program ends when all of it is over."""
         for key in list(self.flights):
-            self._land(self.flights[key])
-            self._record(self.flights.pop(key))
+            self._land(key)
 
     def _compute(self, price: Price) -> None:
         """Run a kernel on the computing queue, beside all flights."""

@@ -37,7 +37,7 @@ def trace_events(profile: Profile) -> list[dict[str, Any]]:
     for span in profile.timeline.spans:
         details = {
             "kind": span.price.kind,
-            "over": "+".join(span.price.axes),
+            "over": span.price.over,
             "times": span.times,
             "FLOPs": span.price.flops,
             "bytes": span.price.bytes,
